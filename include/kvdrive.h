@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvdrive.h - the public interface of libkvdrive, and its only installed header.
+ *
+ * Two nouns: a *model* is an opened GGUF file with its tokenizer, chat template and
+ * backend; a *session* is a fixed amount of KV cache and scratch over one model, holding
+ * up to n_seq independent sequences.  Around them: sampler, detokenizer, plan.
+ *
+ * Ownership   what kvd_x_open() returns is released by kvd_x_close(); close accepts NULL.
+ *             Text the library allocates (char **out) is released by kvd_free().
+ * Threads     a model may be shared by threads once opened, except that evaluations over
+ *             one model run one at a time (the caller's duty).  A session, a sampler and a
+ *             detokenizer belong to one thread at a time.  kvd_session_cancel() may be
+ *             called from any thread and from a signal handler.
+ * Errors      kvd_status decides, kvd_err explains.  err may be NULL.  On failure an out
+ *             pointer is NULL and no state has changed, unless a function says otherwise.
+ * ABI         every params struct begins with struct_size = sizeof(the struct); use the
+ *             KVD_*_INIT initialisers.  Fields are only ever appended.
+ */
+#ifndef KVDRIVE_H
+#define KVDRIVE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVD_VERSION_MAJOR 0
+#define KVD_VERSION_MINOR 1
+#define KVD_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define KVD_API __attribute__((visibility("default")))
+#define KVD_MUST_USE __attribute__((warn_unused_result))
+#else
+#define KVD_API
+#define KVD_MUST_USE
+#endif
+
+/* ---- status ---------------------------------------------------------------------- */
+
+typedef enum kvd_status { /* values are ABI: append only */
+    KVD_OK = 0,
+    KVD_E_INVAL = -1,       /* an argument or option is wrong; the message names it */
+    KVD_E_NOMEM = -2,       /* memory could not be had; the message names what for */
+    KVD_E_IO = -3,          /* the system refused a file operation; err.sys is errno */
+    KVD_E_CORRUPT = -4,     /* a file's content contradicts its format */
+    KVD_E_BUSY = -5,        /* a limit is reached now; the same call may succeed later */
+    KVD_E_CANCELED = -6,    /* kvd_session_cancel() or a callback asked for it */
+    KVD_E_UNSUPPORTED = -7, /* well-formed, but not something this build can do */
+    KVD_E_DEVICE = -8,      /* the device failed; sticky: close and reopen */
+    KVD_E_FULL = -9         /* the context or the KV cache has no room for the tokens */
+} kvd_status;
+
+#define KVD_ERR_MSG_BYTES 512
+typedef struct kvd_err {
+    kvd_status code;
+    int        sys;                    /* errno where code is KVD_E_IO, else 0 */
+    char       msg[KVD_ERR_MSG_BYTES]; /* one line, no newline */
+} kvd_err;
+
+KVD_API const char *kvd_version(void);                 /* "0.1.0" */
+KVD_API const char *kvd_status_name(kvd_status code);  /* "KVD_E_INVAL", or "?" */
+KVD_API void        kvd_free(void *p);                 /* text handed out by the library */
+
+typedef enum kvd_log_level { KVD_LOG_DEBUG, KVD_LOG_INFO, KVD_LOG_WARN, KVD_LOG_ERROR } kvd_log_level;
+typedef void (*kvd_log_fn)(void *ctx, kvd_log_level level, const char *msg);
+/* Process-wide; NULL silences (the default).  Set it before other threads use the library. */
+KVD_API void kvd_set_log(kvd_log_fn fn, void *ctx);
+
+/* Called between pieces of a long operation; returning false cancels it. */
+typedef bool (*kvd_progress_fn)(void *ctx, uint64_t done, uint64_t total);
+
+/* ---- model ----------------------------------------------------------------------- */
+
+typedef struct kvd_model   kvd_model;
+typedef struct kvd_session kvd_session;
+typedef struct kvd_sampler kvd_sampler;
+typedef struct kvd_detok   kvd_detok;
+
+typedef enum kvd_rope_scaling {
+    KVD_ROPE_AUTO,   /* what the file says */
+    KVD_ROPE_NONE,
+    KVD_ROPE_LINEAR, /* positions divided by rope_factor */
+    KVD_ROPE_YARN    /* arXiv 2309.00071, rope_factor over the original context */
+} kvd_rope_scaling;
+
+typedef struct kvd_model_params {
+    size_t           struct_size;
+    const char      *path;          /* GGUF file; of a split set, its first file */
+    const char      *backend;       /* "cpu", "ref"; NULL: "cpu" */
+    const char      *cpu_isa;       /* "portable", "avx2", "avx512", "amx"; NULL: best there is */
+    const char      *chat_template; /* Jinja text in place of the file's; NULL: the file's */
+    const char      *pre_tokenizer; /* name in place of a missing one; NULL: the file's */
+    uint32_t         n_thread;      /* 0: as many as processors may be used */
+    bool             precise;       /* float activations and KV: slower, closest to the reference */
+    bool             deterministic; /* results do not depend on batch composition; slower */
+    kvd_rope_scaling rope_scaling;
+    float            rope_factor;   /* > 1 with LINEAR or YARN; else ignored */
+    uint32_t         rope_orig_ctx; /* YARN: 0 means the file's context length */
+    float            rope_base;     /* 0: the file's */
+} kvd_model_params;
+#define KVD_MODEL_PARAMS_INIT { .struct_size = sizeof(kvd_model_params) }
+
+/* Maps the file read-only, checks everything in it, builds the tokenizer and compiles the
+ * chat template.  A template or tokenizer that cannot be served is an error here, not later. */
+KVD_API KVD_MUST_USE kvd_status kvd_model_open(kvd_model **out, const kvd_model_params *p,
+                                               kvd_err *err);
+KVD_API void kvd_model_close(kvd_model *m);
+
+typedef struct kvd_model_info {
+    size_t      struct_size;
+    const char *arch, *name, *file_type; /* borrowed until kvd_model_close() */
+    const char *backend, *isa;           /* what will run: "cpu", "avx512+amx" */
+    const char *chat_template;           /* NULL: the file has none and none was given */
+    uint64_t    n_param, weight_bytes;
+    uint32_t    n_layer, n_embd, n_head, n_kv_head, head_dim, n_ff, n_vocab, n_thread;
+    uint32_t    n_ctx_train; /* with the chosen RoPE scaling applied */
+    uint64_t    kv_bytes_per_token;
+} kvd_model_info;
+KVD_API void kvd_model_get_info(const kvd_model *m, kvd_model_info *out);
+
+/* What a file holds, as one JSON object (metadata, tensors, geometry), without opening it for
+ * use: works for architectures that kvd_model_open() refuses.  *json is the caller's. */
+KVD_API KVD_MUST_USE kvd_status kvd_inspect(const char *path, char **json, kvd_err *err);
+/* What this machine offers, as one JSON object: CPU features, memory, limits, backends. */
+KVD_API KVD_MUST_USE kvd_status kvd_doctor(char **json, kvd_err *err);
+
+/* ---- text ------------------------------------------------------------------------ */
+
+typedef struct kvd_span { size_t start, end; } kvd_span; /* bytes, half open */
+
+/* Encodes text to token ids.  Special tokens are recognised only inside the trusted spans
+ * (ascending, disjoint); n_trusted = 0 means nowhere, so user text stays text.
+ * *n_token receives the number needed; if that exceeds cap, nothing beyond cap is written and
+ * the result is KVD_E_FULL.  Linear in len. */
+KVD_API KVD_MUST_USE kvd_status kvd_tokenize(const kvd_model *m, const char *text, size_t len,
+                                             const kvd_span *trusted, size_t n_trusted,
+                                             bool add_bos, int32_t *token, size_t cap,
+                                             size_t *n_token, kvd_err *err);
+/* The bytes a token stands for, not zero-terminated; special tokens give their text.
+ * Borrowed from the model.  An id outside the vocabulary gives length 0. */
+KVD_API const char *kvd_token_bytes(const kvd_model *m, int32_t token, size_t *len);
+KVD_API bool        kvd_token_is_end(const kvd_model *m, int32_t token); /* ends generation */
+KVD_API bool        kvd_token_is_special(const kvd_model *m, int32_t token);
+
+/* Streaming detokenizer: holds back bytes of an unfinished UTF-8 sequence. */
+KVD_API KVD_MUST_USE kvd_status kvd_detok_open(kvd_detok **out, const kvd_model *m, kvd_err *err);
+/* Text made complete by this token, zero-terminated, valid UTF-8 (invalid bytes become U+FFFD);
+ * borrowed until the next call.  Special tokens give "" unless show_special. */
+KVD_API const char *kvd_detok_feed(kvd_detok *d, int32_t token, bool show_special);
+KVD_API const char *kvd_detok_flush(kvd_detok *d); /* what was held back; resets */
+KVD_API void        kvd_detok_close(kvd_detok *d);
+
+typedef struct kvd_chat_request {
+    size_t      struct_size;
+    const char *messages_json; /* array of {"role","content",...} */
+    const char *tools_json;    /* array of OpenAI function tools, or NULL */
+    const char *vars_json;     /* object of further template variables, or NULL */
+    bool        add_generation_prompt;
+} kvd_chat_request;
+#define KVD_CHAT_REQUEST_INIT { .struct_size = sizeof(kvd_chat_request), .add_generation_prompt = true }
+
+/* Renders the chat template; *text is the caller's.  spans (may be NULL) receives a
+ * caller-owned array of the bytes that come from the template and not from the messages. */
+KVD_API KVD_MUST_USE kvd_status kvd_chat_render(const kvd_model *m, const kvd_chat_request *r,
+                                                char **text, kvd_span **spans, size_t *n_span,
+                                                kvd_err *err);
+
+/* ---- session --------------------------------------------------------------------- */
+
+typedef enum kvd_kv_type { KVD_KV_AUTO, KVD_KV_F32, KVD_KV_BF16 } kvd_kv_type;
+
+typedef struct kvd_session_params {
+    size_t      struct_size;
+    uint32_t    n_ctx;     /* most tokens of one sequence; 0: the model's context */
+    uint32_t    n_seq;     /* sequences; 0: 1 */
+    uint64_t    kv_tokens; /* KV capacity shared by all sequences; 0: n_ctx * n_seq */
+    uint32_t    n_batch;   /* most tokens of one kvd_eval(); 0: 512 */
+    uint32_t    n_logits;  /* most rows of logits of one kvd_eval(); 0: n_seq */
+    kvd_kv_type kv_type;   /* AUTO: bf16, or f32 in a precise model and in backend "ref" */
+} kvd_session_params;
+#define KVD_SESSION_PARAMS_INIT { .struct_size = sizeof(kvd_session_params) }
+
+typedef struct kvd_plan {
+    size_t   struct_size;
+    uint64_t weight_bytes;  /* mapped from the file, shared, read-only */
+    uint64_t kv_bytes;      /* KV cache */
+    uint64_t scratch_bytes; /* activations, logits, kernel scratch */
+    uint64_t host_bytes;    /* tokenizer, tables, everything else on the heap */
+    uint64_t total_bytes;
+    uint64_t kv_bytes_per_token;
+    uint64_t available_bytes; /* memory the machine offers now */
+    uint32_t n_ctx, n_seq, n_batch;
+    uint32_t n_ctx_fits; /* the longest single-sequence context that would fit available_bytes */
+} kvd_plan;
+/* What kvd_session_open() would take, without allocating it. */
+KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,
+                                                 kvd_plan *out, kvd_err *err);
+
+/* Allocates everything the session will ever use.  Borrows the model, which must outlive it. */
+KVD_API KVD_MUST_USE kvd_status kvd_session_open(kvd_session **out, kvd_model *m,
+                                                 const kvd_session_params *p, kvd_err *err);
+KVD_API void kvd_session_close(kvd_session *s);
+
+typedef struct kvd_batch {
+    size_t          struct_size;
+    uint32_t        n_token;
+    const int32_t  *token;       /* [n_token] */
+    const uint32_t *seq;         /* [n_token], or NULL: all of sequence 0.  Each sequence's
+                                    tokens are appended to it in the order given */
+    const uint8_t  *want_logits; /* [n_token], or NULL: the last token only */
+} kvd_batch;
+#define KVD_BATCH_INIT { .struct_size = sizeof(kvd_batch) }
+
+/* Runs the tokens through the model and appends them to their sequences.  On failure the
+ * sequences hold what they held before. */
+KVD_API KVD_MUST_USE kvd_status kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
+/* Logits [n_vocab] of the row-th token that wanted them in the last kvd_eval() or kvd_prefill();
+ * NULL if there is no such row.  Borrowed until the next evaluation. */
+KVD_API const float *kvd_logits(const kvd_session *s, uint32_t row);
+/* Appends any number of tokens to a sequence in batches of n_batch; logits row 0 is the last
+ * token's.  On failure or cancellation the sequence is cut back to what it was. */
+KVD_API KVD_MUST_USE kvd_status kvd_prefill(kvd_session *s, uint32_t seq, const int32_t *token,
+                                            size_t n_token, kvd_progress_fn fn, void *ctx,
+                                            kvd_err *err);
+KVD_API uint32_t kvd_seq_len(const kvd_session *s, uint32_t seq); /* tokens held */
+/* Forgets all tokens from n_keep on; more than it holds is KVD_E_INVAL. */
+KVD_API KVD_MUST_USE kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep,
+                                                 kvd_err *err);
+/* Makes the evaluation under way return KVD_E_CANCELED at the next layer edge; the request is
+ * consumed by that return.  Any thread; async-signal-safe. */
+KVD_API void kvd_session_cancel(kvd_session *s);
+
+typedef struct kvd_stats {
+    size_t   struct_size;
+    uint64_t n_prefill, n_decode;   /* tokens that came in batches of > 1 per sequence, and of 1 */
+    uint64_t prefill_ns, decode_ns; /* time inside evaluations */
+    uint64_t kv_used_tokens, kv_capacity_tokens;
+} kvd_stats;
+KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
+
+/* ---- sampler --------------------------------------------------------------------- */
+
+typedef struct kvd_logit_bias { int32_t token; float bias; } kvd_logit_bias;
+
+typedef struct kvd_sampler_params {
+    size_t                struct_size;
+    float                 temperature;       /* <= 0: greedy */
+    int32_t               top_k;             /* <= 0: off */
+    float                 top_p;             /* >= 1: off */
+    float                 min_p;             /* <= 0: off */
+    float                 repeat_penalty;    /* 1: off; divides positive, multiplies negative */
+    float                 presence_penalty;  /* 0: off */
+    float                 frequency_penalty; /* 0: off */
+    int32_t               penalty_last_n;    /* tokens looked back at; 0: none, -1: all */
+    uint64_t              seed;
+    const kvd_logit_bias *bias;              /* copied */
+    size_t                n_bias;
+} kvd_sampler_params;
+#define KVD_SAMPLER_PARAMS_INIT                                                                     \
+    { .struct_size = sizeof(kvd_sampler_params), .temperature = 0.8f, .top_k = 40, .top_p = 0.95f, \
+      .min_p = 0.05f, .repeat_penalty = 1.0f, .penalty_last_n = 64 }
+
+KVD_API KVD_MUST_USE kvd_status kvd_sampler_open(kvd_sampler **out, const kvd_model *m,
+                                                 const kvd_sampler_params *p, kvd_err *err);
+KVD_API void kvd_sampler_close(kvd_sampler *sm);
+/* Remembers a token for the penalties, without sampling (the prompt, say). */
+KVD_API void kvd_sampler_accept(kvd_sampler *sm, int32_t token);
+/* Picks the next token from logits [n_vocab] (not changed) and accepts it.  Greedy takes the
+ * lowest id of equals.  Allocates nothing. */
+KVD_API int32_t kvd_sampler_sample(kvd_sampler *sm, const float *logits);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

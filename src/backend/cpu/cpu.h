@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cpu.h - private to backend/cpu: the backend object, and the kernel tables one per ISA level.
+ *
+ * A kernel file is compiled for one level (its name ends in _portable, _avx2, _avx512 or _amx, and
+ * the build adds the flags by that name).  Code outside those files never assumes a level.
+ * The ops split work into items for the thread pool; kernels are single-threaded leaf functions.
+ */
+#ifndef KVD_CPU_H
+#define KVD_CPU_H
+
+#include "backend/backend.h"
+#include "os/os.h"
+
+typedef struct cpu_backend {
+    kvd_backend base;
+    os_isa      isa;
+    bool        precise, deterministic, vnni, bf16; /* vnni, bf16: AVX-512 extensions usable */
+    os_pool    *pool;
+
+    /* matmul scratch (cpu_matmul.c): quantised or packed activations */
+    void    *mm_scratch;
+    uint64_t mm_scratch_bytes;
+    /* attention scratch (cpu_attn.c): scores, partial results */
+    void    *at_scratch;
+    uint64_t at_scratch_bytes;
+} cpu_backend;
+
+struct kvd_stream {
+    cpu_backend *be;
+};
+
+/* cpu_matmul.c: activation quantisation, work split, choice between dot products (few tokens) and
+ * panels (many tokens). */
+uint64_t   cpu_matmul_scratch_bytes(const cpu_backend *be, const kvd_backend_limits *lim);
+kvd_status cpu_matmul(kvd_stream *st, const kvd_matmul_args *a, kvd_err *err);
+
+/* cpu_attn.c */
+uint64_t   cpu_attn_scratch_bytes(const cpu_backend *be, const kvd_backend_limits *lim);
+kvd_status cpu_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err);
+kvd_status cpu_kv_append(kvd_stream *st, const kvd_kv_append_args *a, kvd_err *err);
+
+/* cpu_elem.c */
+kvd_status cpu_embed(kvd_stream *st, const kvd_embed_args *a, kvd_err *err);
+kvd_status cpu_rms_norm(kvd_stream *st, const kvd_rms_norm_args *a, kvd_err *err);
+kvd_status cpu_head_norm(kvd_stream *st, const kvd_head_norm_args *a, kvd_err *err);
+kvd_status cpu_rope(kvd_stream *st, const kvd_rope_args *a, kvd_err *err);
+kvd_status cpu_swiglu(kvd_stream *st, const kvd_swiglu_args *a, kvd_err *err);
+
+/* cpu_ref.c: the oracle's ops; "ref" reuses memory, streams and events of cpu_backend.c */
+extern const kvd_backend_ops cpu_ref_ops, cpu_ops;
+
+#endif

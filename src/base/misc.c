@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/misc.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "base/check.h"
+
+static kvd_log_fn log_fn_;
+static void      *log_ctx_;
+
+uint64_t kvd_now_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+void kvd_set_log(kvd_log_fn fn, void *ctx)
+{
+    log_fn_  = fn;
+    log_ctx_ = ctx;
+}
+
+void kvd_log(kvd_log_level level, const char *fmt, ...)
+{
+    char    line[1024];
+    va_list ap;
+
+    if (!log_fn_)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof(line), fmt, ap);
+    va_end(ap);
+    log_fn_(log_ctx_, level, line);
+}
+
+void kvd_rng_seed(kvd_rng *r, uint64_t seed)
+{
+    for (int i = 0; i < 4; i++) { /* splitmix64 */
+        uint64_t z = seed += 0x9e3779b97f4a7c15u;
+
+        z       = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+        z       = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+        r->s[i] = z ^ (z >> 31);
+    }
+}
+
+static uint64_t rotl(uint64_t x, int k)
+{
+    return (x << k) | (x >> (64 - k));
+}
+
+uint64_t kvd_rng_u64(kvd_rng *r)
+{
+    const uint64_t out = rotl(r->s[1] * 5, 7) * 9;
+    const uint64_t t   = r->s[1] << 17;
+
+    r->s[2] ^= r->s[0];
+    r->s[3] ^= r->s[1];
+    r->s[1] ^= r->s[2];
+    r->s[0] ^= r->s[3];
+    r->s[2] ^= t;
+    r->s[3] = rotl(r->s[3], 45);
+    return out;
+}
+
+uint64_t kvd_rng_below(kvd_rng *r, uint64_t n)
+{
+    const uint64_t limit = UINT64_MAX - UINT64_MAX % n; /* a multiple of n */
+    uint64_t       x;
+
+    kvd_assert(n > 0);
+    do {
+        x = kvd_rng_u64(r);
+    } while (x >= limit);
+    return x % n;
+}
+
+float kvd_rng_f32(kvd_rng *r)
+{
+    return (float)(kvd_rng_u64(r) >> 40) * 0x1p-24f;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* misc.h - clock, log, random numbers: small services every directory needs. */
+#ifndef KVD_BASE_MISC_H
+#define KVD_BASE_MISC_H
+
+#include "base/status.h"
+
+/* Monotonic nanoseconds. */
+uint64_t kvd_now_ns(void);
+
+/* Formats and hands one line to the function of kvd_set_log().  Any thread. */
+void kvd_log(kvd_log_level level, const char *fmt, ...) KVD_PRINTF(2, 3);
+
+/* xoshiro256** (Blackman, Vigna 2018), seeded through splitmix64.  Not for secrets. */
+typedef struct kvd_rng {
+    uint64_t s[4];
+} kvd_rng;
+void     kvd_rng_seed(kvd_rng *r, uint64_t seed);
+uint64_t kvd_rng_u64(kvd_rng *r);
+uint64_t kvd_rng_below(kvd_rng *r, uint64_t n); /* 0 <= x < n, n > 0, unbiased */
+float    kvd_rng_f32(kvd_rng *r);               /* 0 <= x < 1, 24 bits */
+
+#endif
