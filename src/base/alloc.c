@@ -3,6 +3,7 @@
  * front of blocks and pointers may be handed to the caller of the public kvd_free(). */
 #include "base/alloc.h"
 
+#include <errno.h>
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -112,6 +113,14 @@ void *kvd_pages_alloc(size_t bytes)
     if (p == MAP_FAILED)
         return NULL;
     (void)madvise(p, bytes, MADV_HUGEPAGE); /* a wish: the result does not matter */
+#ifdef MADV_POPULATE_WRITE
+    /* Have the pages now, so that running out is an error here and not a kill while decoding.
+     * Kernels before 5.14 do not know the call: there the pages come on first touch. */
+    if (madvise(p, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+        munmap(p, bytes);
+        return NULL;
+    }
+#endif
     return p;
 }
 
