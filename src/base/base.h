@@ -7,6 +7,7 @@
 #include "base/buf.h"
 #include "base/check.h"
 #include "base/dtype.h"
+#include "base/dtype_blocks.h"
 #include "base/half.h"
 #include "base/misc.h"
 #include "base/status.h"

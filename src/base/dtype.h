@@ -26,6 +26,7 @@ typedef enum kvd_dtype {
     KVD_DTYPE_Q6_K = 14,
     KVD_DTYPE_BF16 = 30
 } kvd_dtype;
+#define KVD_DTYPE_COUNT 13
 
 typedef struct kvd_dtype_info {
     kvd_dtype   type;
