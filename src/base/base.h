@@ -4,6 +4,7 @@
 #define KVD_BASE_H
 
 #include "base/alloc.h"
+#include "base/arena.h"
 #include "base/buf.h"
 #include "base/check.h"
 #include "base/dtype.h"
