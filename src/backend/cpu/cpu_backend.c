@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cpu_backend.c - opening the backends "cpu" and "ref"; their memory, streams and events.
+ *
+ * Owns: the backend object, its thread pool and its scratch.  Scratch only grows, and only in
+ * reserve; ops assert that what they need was reserved.
+ * Ops have run when they return, so streams and events carry no state.
+ * Thread: one at a time per backend. */
+#include "backend/cpu/cpu.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "backend/cpu/cpu_ref.h"
+
+#define CPU_N_THREAD_MAX 1024
+
+struct kvd_event {
+    cpu_backend *be;
+};
+
+/* ---- scratch --------------------------------------------------------------------- */
+
+static uint64_t cpu_reserve_bytes_mm(const cpu_backend *be, const kvd_backend_limits *lim)
+{
+    return be->base.ops == &cpu_ref_ops ? cpu_ref_mm_scratch_bytes(lim)
+                                        : cpu_matmul_scratch_bytes(be, lim);
+}
+
+static uint64_t cpu_reserve_bytes_at(const cpu_backend *be, const kvd_backend_limits *lim)
+{
+    return be->base.ops == &cpu_ref_ops ? cpu_ref_at_scratch_bytes(lim)
+                                        : cpu_attn_scratch_bytes(be, lim);
+}
+
+static uint64_t cpu_reserve_bytes(const kvd_backend *b, const kvd_backend_limits *lim)
+{
+    const cpu_backend *be = (const cpu_backend *)(const void *)b;
+
+    return cpu_reserve_bytes_mm(be, lim) + cpu_reserve_bytes_at(be, lim);
+}
+
+/* The old scratch stays on failure: nothing in it outlives an op, but it may still be needed. */
+static kvd_status cpu_grow(void **ptr, uint64_t *have, uint64_t want, const char *what,
+                           kvd_err *err)
+{
+    void *fresh;
+
+    if (want <= *have)
+        return KVD_OK;
+    fresh = kvd_pages_alloc((size_t)want);
+    if (!fresh)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "cpu backend: %" PRIu64 " bytes of %s scratch", want,
+                        what);
+    if (*ptr)
+        kvd_pages_free(*ptr, (size_t)*have);
+    *ptr  = fresh;
+    *have = want;
+    return KVD_OK;
+}
+
+static kvd_status cpu_reserve(kvd_backend *b, const kvd_backend_limits *lim, kvd_err *err)
+{
+    cpu_backend *be = (cpu_backend *)(void *)b;
+
+    KVD_TRY(cpu_grow(&be->mm_scratch, &be->mm_scratch_bytes, cpu_reserve_bytes_mm(be, lim),
+                     "matmul", err));
+    return cpu_grow(&be->at_scratch, &be->at_scratch_bytes, cpu_reserve_bytes_at(be, lim),
+                    "attention", err);
+}
+
+/* ---- memory ---------------------------------------------------------------------- */
+
+/* On a CPU all kinds that can be allocated are the same anonymous pages. */
+static kvd_status cpu_mem_alloc(kvd_backend *b, kvd_mem_kind kind, uint64_t bytes, kvd_mem *out,
+                                kvd_err *err)
+{
+    (void)b;
+    *out = (kvd_mem){ 0 };
+    if (kind != KVD_MEM_HOST && kind != KVD_MEM_PINNED && kind != KVD_MEM_DEVICE)
+        return kvd_fail(err, KVD_E_INVAL, 0, "cpu backend: memory kind %d cannot be allocated",
+                        (int)kind);
+    if (bytes > SIZE_MAX / 2)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "cpu backend: %" PRIu64 " bytes", bytes);
+    if (bytes) {
+        out->ptr = kvd_pages_alloc((size_t)bytes);
+        if (!out->ptr)
+            return kvd_fail(err, KVD_E_NOMEM, 0, "cpu backend: %" PRIu64 " bytes", bytes);
+    }
+    out->bytes = bytes;
+    out->kind  = kind;
+    return KVD_OK;
+}
+
+static void cpu_mem_free(kvd_backend *b, kvd_mem *m)
+{
+    (void)b;
+    if (m->kind != KVD_MEM_NONE && m->kind != KVD_MEM_MAP && m->ptr)
+        kvd_pages_free(m->ptr, (size_t)m->bytes);
+    *m = (kvd_mem){ 0 };
+}
+
+static kvd_status cpu_copy(kvd_stream *st, kvd_mem dst, uint64_t dst_off, kvd_mem src,
+                           uint64_t src_off, uint64_t bytes, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    kvd_assert(dst.kind != KVD_MEM_MAP);
+    kvd_assert(dst_off <= dst.bytes && bytes <= dst.bytes - dst_off);
+    kvd_assert(src_off <= src.bytes && bytes <= src.bytes - src_off);
+    if (bytes)
+        memmove((uint8_t *)dst.ptr + dst_off, (const uint8_t *)src.ptr + src_off, (size_t)bytes);
+    return KVD_OK;
+}
+
+/* ---- streams and events ---------------------------------------------------------- */
+
+static kvd_status cpu_stream_open(kvd_backend *b, kvd_stream **out, kvd_err *err)
+{
+    kvd_stream *st = kvd_malloc(sizeof(*st));
+
+    *out = NULL;
+    if (!st)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "cpu backend: stream");
+    st->be = (cpu_backend *)(void *)b;
+    *out   = st;
+    return KVD_OK;
+}
+
+static void cpu_stream_close(kvd_stream *st)
+{
+    kvd_free(st);
+}
+
+static kvd_status cpu_stream_sync(kvd_stream *st, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    return KVD_OK;
+}
+
+static kvd_status cpu_event_open(kvd_backend *b, kvd_event **out, kvd_err *err)
+{
+    kvd_event *ev = kvd_malloc(sizeof(*ev));
+
+    *out = NULL;
+    if (!ev)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "cpu backend: event");
+    ev->be = (cpu_backend *)(void *)b;
+    *out   = ev;
+    return KVD_OK;
+}
+
+static void cpu_event_close(kvd_event *ev)
+{
+    kvd_free(ev);
+}
+
+/* Recording and waiting: what came before on the stream has already run. */
+static kvd_status cpu_event_pass(kvd_event *ev, kvd_stream *st, kvd_err *err)
+{
+    (void)err;
+    kvd_assert(ev->be == st->be);
+    return KVD_OK;
+}
+
+static bool cpu_event_done(const kvd_event *ev)
+{
+    (void)ev;
+    return true;
+}
+
+/* ---- open and close -------------------------------------------------------------- */
+
+static void cpu_close(kvd_backend *b)
+{
+    cpu_backend *be = (cpu_backend *)(void *)b;
+
+    if (be->pool)
+        os_pool_close(be->pool);
+    if (be->mm_scratch)
+        kvd_pages_free(be->mm_scratch, (size_t)be->mm_scratch_bytes);
+    if (be->at_scratch)
+        kvd_pages_free(be->at_scratch, (size_t)be->at_scratch_bytes);
+    kvd_free(be);
+}
+
+#define CPU_COMMON_OPS                                                                            \
+    .abi = KVD_BACKEND_ABI, .close = cpu_close, .reserve_bytes = cpu_reserve_bytes,               \
+    .reserve = cpu_reserve, .mem_alloc = cpu_mem_alloc, .mem_free = cpu_mem_free,                 \
+    .stream_open = cpu_stream_open, .stream_close = cpu_stream_close,                             \
+    .stream_sync = cpu_stream_sync, .event_open = cpu_event_open, .event_close = cpu_event_close, \
+    .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_done = cpu_event_done,   \
+    .copy = cpu_copy
+
+const kvd_backend_ops cpu_ops = {
+    CPU_COMMON_OPS,
+    .name      = "cpu",
+    .embed     = cpu_embed,
+    .rms_norm  = cpu_rms_norm,
+    .head_norm = cpu_head_norm,
+    .matmul    = cpu_matmul,
+    .rope      = cpu_rope,
+    .swiglu    = cpu_swiglu,
+    .kv_append = cpu_kv_append,
+    .attn      = cpu_attn,
+};
+
+const kvd_backend_ops cpu_ref_ops = {
+    CPU_COMMON_OPS,
+    .name      = "ref",
+    .embed     = cpu_ref_embed,
+    .rms_norm  = cpu_ref_rms_norm,
+    .head_norm = cpu_ref_head_norm,
+    .matmul    = cpu_ref_matmul,
+    .rope      = cpu_ref_rope,
+    .swiglu    = cpu_ref_swiglu,
+    .kv_append = cpu_ref_kv_append,
+    .attn      = cpu_ref_attn,
+};
+
+static kvd_status cpu_choose_isa(cpu_backend *be, const char *name, kvd_err *err)
+{
+    const os_cpu *cpu = os_cpu_get();
+
+    be->isa = cpu->isa;
+    if (name && !os_isa_parse(name, &be->isa))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "cpu isa \"%s\" is unknown; there are portable, avx2, avx512 and amx",
+                        name);
+    if (be->isa > cpu->isa)
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "cpu isa %s: this machine runs at most %s", name,
+                        os_isa_name(cpu->isa));
+    be->vnni = be->isa >= OS_ISA_AVX512 && cpu->avx512_vnni;
+    be->bf16 = be->isa >= OS_ISA_AVX512 && cpu->avx512_bf16;
+    snprintf(be->base.isa, sizeof(be->base.isa), "%s%s%s%s",
+             os_isa_name(be->isa < OS_ISA_AVX512 ? be->isa : OS_ISA_AVX512),
+             be->vnni ? "+vnni" : "", be->bf16 ? "+bf16" : "", be->isa == OS_ISA_AMX ? "+amx" : "");
+    return KVD_OK;
+}
+
+static kvd_status cpu_open_fast(cpu_backend *be, const kvd_backend_params *p, kvd_err *err)
+{
+    be->base.ops      = &cpu_ops;
+    be->base.n_thread = p->n_thread ? p->n_thread : os_cpu_get()->n_cpu;
+    if (be->base.n_thread > CPU_N_THREAD_MAX) {
+        if (p->n_thread)
+            return kvd_fail(err, KVD_E_INVAL, 0, "%" PRIu32 " threads: the limit is %d",
+                            p->n_thread, CPU_N_THREAD_MAX);
+        be->base.n_thread = CPU_N_THREAD_MAX;
+    }
+    KVD_TRY(cpu_choose_isa(be, p->cpu_isa, err));
+    return os_pool_open(&be->pool, be->base.n_thread, err);
+}
+
+static kvd_status cpu_open_ref(cpu_backend *be)
+{
+    be->base.ops      = &cpu_ref_ops;
+    be->base.n_thread = 1;
+    be->isa           = OS_ISA_PORTABLE;
+    snprintf(be->base.isa, sizeof(be->base.isa), "reference");
+    return KVD_OK;
+}
+
+kvd_status kvd_backend_open(kvd_backend **out, const kvd_backend_params *p, kvd_err *err)
+{
+    const char  *name = p->name ? p->name : "cpu";
+    const bool   ref  = strcmp(name, "ref") == 0;
+    cpu_backend *be;
+    kvd_status   st;
+
+    *out = NULL;
+    if (!ref && strcmp(name, "cpu") != 0)
+        return kvd_fail(err, KVD_E_INVAL, 0, "backend \"%s\" is unknown; there are cpu and ref",
+                        name);
+    be = kvd_calloc(1, sizeof(*be));
+    if (!be)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "backend %s", name);
+    be->precise       = p->precise;
+    be->deterministic = p->deterministic;
+    st                = ref ? cpu_open_ref(be) : cpu_open_fast(be, p, err);
+    if (st != KVD_OK) {
+        cpu_close(&be->base);
+        return st;
+    }
+    *out = &be->base;
+    return KVD_OK;
+}
+
+void kvd_backend_close(kvd_backend *b)
+{
+    if (b)
+        b->ops->close(b);
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cpu_kv.h - where a token's K and V rows lie in a pool (see kvd_kv_layout). */
+#ifndef KVD_CPU_KV_H
+#define KVD_CPU_KV_H
+
+#include "backend/backend.h"
+
+static inline uint64_t cpu_kv_elem_bytes(const kvd_kv_layout *kv)
+{
+    return kv->type == KVD_DTYPE_F32 ? 4 : 2;
+}
+
+static inline void cpu_kv_check(const kvd_kv_layout *kv)
+{
+    kvd_assert(kv->type == KVD_DTYPE_F32 || kv->type == KVD_DTYPE_BF16);
+    kvd_assert(kv->n_kv_head > 0 && kv->head_dim > 0 && kv->chunk_tokens > 0);
+    kvd_assert(kv->block_tokens % kv->chunk_tokens == 0);
+    kvd_assert(kv->record_bytes ==
+               2 * (uint64_t)kv->chunk_tokens * kv->head_dim * cpu_kv_elem_bytes(kv));
+}
+
+/* The K row of one token; its V row is chunk_tokens rows further. */
+static inline uint8_t *cpu_kv_row(const kvd_kv_layout *kv, const uint64_t *block, uint32_t head,
+                                  uint32_t token)
+{
+    const uint32_t in_block = token % kv->block_tokens;
+
+    return (uint8_t *)kv->pool + block[token / kv->block_tokens] + kv->lane_off +
+           head * kv->head_stride + (uint64_t)(in_block / kv->chunk_tokens) * kv->record_bytes +
+           (uint64_t)(in_block % kv->chunk_tokens) * kv->head_dim * cpu_kv_elem_bytes(kv);
+}
+
+static inline uint64_t cpu_kv_v_off(const kvd_kv_layout *kv)
+{
+    return kv->record_bytes / 2;
+}
+
+#endif
