@@ -39,7 +39,9 @@ typedef struct gguf_tensor {
 
 /* Opens a file, or all files of a split set when path is the first of one
  * (name-00001-of-0000N.gguf).  Errors name path, offset, what was expected and what was found;
- * a truncated file names both sizes. */
+ * a truncated file names both sizes.  A tensor of a known type that we do not read stays in the
+ * directory without data; an unknown type is KVD_E_UNSUPPORTED, and so are version 1, big-endian
+ * files and arrays of arrays.  A set opened by another file than its first is KVD_E_INVAL. */
 kvd_status gguf_open(gguf_file **out, const char *path, kvd_err *err);
 void       gguf_close(gguf_file *g);
 
@@ -47,6 +49,7 @@ uint32_t gguf_version(const gguf_file *g);
 uint64_t gguf_mapped_bytes(const gguf_file *g);   /* of all files */
 uint64_t gguf_tensor_bytes(const gguf_file *g);   /* sum over tensors we read */
 uint64_t gguf_heap_bytes(const gguf_file *g);     /* what the parsed directory holds on the heap */
+uint64_t gguf_header_bytes(const gguf_file *g);   /* of all files: what comes before tensor data */
 uint32_t gguf_n_split(const gguf_file *g);
 const char *gguf_split_path(const gguf_file *g, uint32_t split);
 
@@ -57,9 +60,9 @@ gguf_str       gguf_kv_key(const gguf_kv *kv);
 gguf_type      gguf_kv_type(const gguf_kv *kv);
 gguf_type      gguf_kv_elem_type(const gguf_kv *kv); /* of an array */
 uint64_t       gguf_kv_count(const gguf_kv *kv);     /* elements of an array, else 1 */
-/* Element i of an array, or the value itself with i = 0.  The type must fit (asserted after
- * gguf_kv_type / gguf_kv_elem_type was looked at): integers of any width and sign convert when the
- * value fits and give false when it does not; floats of both widths convert. */
+/* Element i of an array, or the value itself with i = 0.  Integers of any width and sign convert
+ * when the value fits, floats of both widths convert.  false: another type, a value that does not
+ * fit, or i beyond the end; *out is then left alone. */
 bool gguf_kv_u64(const gguf_kv *kv, uint64_t i, uint64_t *out);
 bool gguf_kv_i64(const gguf_kv *kv, uint64_t i, int64_t *out);
 bool gguf_kv_f64(const gguf_kv *kv, uint64_t i, double *out); /* also from integers */
