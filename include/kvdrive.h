@@ -32,7 +32,7 @@ extern "C" {
 #define KVD_VERSION_PATCH 0
 
 #if defined(__GNUC__)
-#define KVD_API __attribute__((visibility("default")))
+#define KVD_API      __attribute__((visibility("default")))
 #define KVD_MUST_USE __attribute__((warn_unused_result))
 #else
 #define KVD_API
@@ -42,16 +42,21 @@ extern "C" {
 /* ---- status ---------------------------------------------------------------------- */
 
 typedef enum kvd_status { /* values are ABI: append only */
-    KVD_OK = 0,
-    KVD_E_INVAL = -1,       /* an argument or option is wrong; the message names it */
-    KVD_E_NOMEM = -2,       /* memory could not be had; the message names what for */
-    KVD_E_IO = -3,          /* the system refused a file operation; err.sys is errno */
-    KVD_E_CORRUPT = -4,     /* a file's content contradicts its format */
-    KVD_E_BUSY = -5,        /* a limit is reached now; the same call may succeed later */
-    KVD_E_CANCELED = -6,    /* kvd_session_cancel() or a callback asked for it */
-    KVD_E_UNSUPPORTED = -7, /* well-formed, but not something this build can do */
-    KVD_E_DEVICE = -8,      /* the device failed; sticky: close and reopen */
-    KVD_E_FULL = -9         /* the context or the KV cache has no room for the tokens */
+                          KVD_OK = 0,
+                          KVD_E_INVAL =
+                              -1, /* an argument or option is wrong; the message names it */
+                          KVD_E_NOMEM =
+                              -2,        /* memory could not be had; the message names what for */
+                          KVD_E_IO = -3, /* the system refused a file operation; err.sys is errno */
+                          KVD_E_CORRUPT = -4, /* a file's content contradicts its format */
+                          KVD_E_BUSY =
+                              -5, /* a limit is reached now; the same call may succeed later */
+                          KVD_E_CANCELED = -6, /* kvd_session_cancel() or a callback asked for it */
+                          KVD_E_UNSUPPORTED =
+                              -7,            /* well-formed, but not something this build can do */
+                          KVD_E_DEVICE = -8, /* the device failed; sticky: close and reopen */
+                          KVD_E_FULL =
+                              -9 /* the context or the KV cache has no room for the tokens */
 } kvd_status;
 
 #define KVD_ERR_MSG_BYTES 512
@@ -61,11 +66,16 @@ typedef struct kvd_err {
     char       msg[KVD_ERR_MSG_BYTES]; /* one line, no newline */
 } kvd_err;
 
-KVD_API const char *kvd_version(void);                 /* "0.1.0" */
-KVD_API const char *kvd_status_name(kvd_status code);  /* "KVD_E_INVAL", or "?" */
-KVD_API void        kvd_free(void *p);                 /* text handed out by the library */
+KVD_API const char *kvd_version(void);                /* "0.1.0" */
+KVD_API const char *kvd_status_name(kvd_status code); /* "KVD_E_INVAL", or "?" */
+KVD_API void        kvd_free(void *p);                /* text handed out by the library */
 
-typedef enum kvd_log_level { KVD_LOG_DEBUG, KVD_LOG_INFO, KVD_LOG_WARN, KVD_LOG_ERROR } kvd_log_level;
+typedef enum kvd_log_level {
+    KVD_LOG_DEBUG,
+    KVD_LOG_INFO,
+    KVD_LOG_WARN,
+    KVD_LOG_ERROR
+} kvd_log_level;
 typedef void (*kvd_log_fn)(void *ctx, kvd_log_level level, const char *msg);
 /* Process-wide; NULL silences (the default).  Set it before other threads use the library. */
 KVD_API void kvd_set_log(kvd_log_fn fn, void *ctx);
@@ -81,7 +91,7 @@ typedef struct kvd_sampler kvd_sampler;
 typedef struct kvd_detok   kvd_detok;
 
 typedef enum kvd_rope_scaling {
-    KVD_ROPE_AUTO,   /* what the file says */
+    KVD_ROPE_AUTO, /* what the file says */
     KVD_ROPE_NONE,
     KVD_ROPE_LINEAR, /* positions divided by rope_factor */
     KVD_ROPE_YARN    /* arXiv 2309.00071, rope_factor over the original context */
@@ -102,13 +112,16 @@ typedef struct kvd_model_params {
     uint32_t         rope_orig_ctx; /* YARN: 0 means the file's context length */
     float            rope_base;     /* 0: the file's */
 } kvd_model_params;
-#define KVD_MODEL_PARAMS_INIT { .struct_size = sizeof(kvd_model_params) }
+#define KVD_MODEL_PARAMS_INIT                   \
+    {                                           \
+        .struct_size = sizeof(kvd_model_params) \
+    }
 
 /* Maps the file read-only, checks everything in it, builds the tokenizer and compiles the
  * chat template.  A template or tokenizer that cannot be served is an error here, not later. */
 KVD_API KVD_MUST_USE kvd_status kvd_model_open(kvd_model **out, const kvd_model_params *p,
                                                kvd_err *err);
-KVD_API void kvd_model_close(kvd_model *m);
+KVD_API void                    kvd_model_close(kvd_model *m);
 
 typedef struct kvd_model_info {
     size_t      struct_size;
@@ -130,7 +143,9 @@ KVD_API KVD_MUST_USE kvd_status kvd_doctor(char **json, kvd_err *err);
 
 /* ---- text ------------------------------------------------------------------------ */
 
-typedef struct kvd_span { size_t start, end; } kvd_span; /* bytes, half open */
+typedef struct kvd_span {
+    size_t start, end;
+} kvd_span; /* bytes, half open */
 
 /* Encodes text to token ids.  Special tokens are recognised only inside the trusted spans
  * (ascending, disjoint); n_trusted = 0 means nowhere, so user text stays text.
@@ -161,7 +176,10 @@ typedef struct kvd_chat_request {
     const char *vars_json;     /* object of further template variables, or NULL */
     bool        add_generation_prompt;
 } kvd_chat_request;
-#define KVD_CHAT_REQUEST_INIT { .struct_size = sizeof(kvd_chat_request), .add_generation_prompt = true }
+#define KVD_CHAT_REQUEST_INIT                                                  \
+    {                                                                          \
+        .struct_size = sizeof(kvd_chat_request), .add_generation_prompt = true \
+    }
 
 /* Renders the chat template; *text is the caller's.  spans (may be NULL) receives a
  * caller-owned array of the bytes that come from the template and not from the messages. */
@@ -182,7 +200,10 @@ typedef struct kvd_session_params {
     uint32_t    n_logits;  /* most rows of logits of one kvd_eval(); 0: n_seq */
     kvd_kv_type kv_type;   /* AUTO: bf16, or f32 in a precise model and in backend "ref" */
 } kvd_session_params;
-#define KVD_SESSION_PARAMS_INIT { .struct_size = sizeof(kvd_session_params) }
+#define KVD_SESSION_PARAMS_INIT                   \
+    {                                             \
+        .struct_size = sizeof(kvd_session_params) \
+    }
 
 typedef struct kvd_plan {
     size_t   struct_size;
@@ -203,17 +224,20 @@ KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_s
 /* Allocates everything the session will ever use.  Borrows the model, which must outlive it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_open(kvd_session **out, kvd_model *m,
                                                  const kvd_session_params *p, kvd_err *err);
-KVD_API void kvd_session_close(kvd_session *s);
+KVD_API void                    kvd_session_close(kvd_session *s);
 
 typedef struct kvd_batch {
     size_t          struct_size;
     uint32_t        n_token;
-    const int32_t  *token;       /* [n_token] */
-    const uint32_t *seq;         /* [n_token], or NULL: all of sequence 0.  Each sequence's
-                                    tokens are appended to it in the order given */
-    const uint8_t  *want_logits; /* [n_token], or NULL: the last token only */
+    const int32_t  *token;      /* [n_token] */
+    const uint32_t *seq;        /* [n_token], or NULL: all of sequence 0.  Each sequence's
+                                   tokens are appended to it in the order given */
+    const uint8_t *want_logits; /* [n_token], or NULL: the last token only */
 } kvd_batch;
-#define KVD_BATCH_INIT { .struct_size = sizeof(kvd_batch) }
+#define KVD_BATCH_INIT                   \
+    {                                    \
+        .struct_size = sizeof(kvd_batch) \
+    }
 
 /* Runs the tokens through the model and appends them to their sequences.  On failure the
  * sequences hold what they held before. */
@@ -226,7 +250,7 @@ KVD_API const float *kvd_logits(const kvd_session *s, uint32_t row);
 KVD_API KVD_MUST_USE kvd_status kvd_prefill(kvd_session *s, uint32_t seq, const int32_t *token,
                                             size_t n_token, kvd_progress_fn fn, void *ctx,
                                             kvd_err *err);
-KVD_API uint32_t kvd_seq_len(const kvd_session *s, uint32_t seq); /* tokens held */
+KVD_API uint32_t                kvd_seq_len(const kvd_session *s, uint32_t seq); /* tokens held */
 /* Forgets all tokens from n_keep on; more than it holds is KVD_E_INVAL. */
 KVD_API KVD_MUST_USE kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep,
                                                  kvd_err *err);
@@ -244,7 +268,10 @@ KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 
 /* ---- sampler --------------------------------------------------------------------- */
 
-typedef struct kvd_logit_bias { int32_t token; float bias; } kvd_logit_bias;
+typedef struct kvd_logit_bias {
+    int32_t token;
+    float   bias;
+} kvd_logit_bias;
 
 typedef struct kvd_sampler_params {
     size_t                struct_size;
@@ -257,16 +284,18 @@ typedef struct kvd_sampler_params {
     float                 frequency_penalty; /* 0: off */
     int32_t               penalty_last_n;    /* tokens looked back at; 0: none, -1: all */
     uint64_t              seed;
-    const kvd_logit_bias *bias;              /* copied */
+    const kvd_logit_bias *bias; /* copied */
     size_t                n_bias;
 } kvd_sampler_params;
-#define KVD_SAMPLER_PARAMS_INIT                                                                     \
-    { .struct_size = sizeof(kvd_sampler_params), .temperature = 0.8f, .top_k = 40, .top_p = 0.95f, \
-      .min_p = 0.05f, .repeat_penalty = 1.0f, .penalty_last_n = 64 }
+#define KVD_SAMPLER_PARAMS_INIT                                                      \
+    {                                                                                \
+        .struct_size = sizeof(kvd_sampler_params), .temperature = 0.8f, .top_k = 40, \
+        .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1.0f, .penalty_last_n = 64 \
+    }
 
 KVD_API KVD_MUST_USE kvd_status kvd_sampler_open(kvd_sampler **out, const kvd_model *m,
                                                  const kvd_sampler_params *p, kvd_err *err);
-KVD_API void kvd_sampler_close(kvd_sampler *sm);
+KVD_API void                    kvd_sampler_close(kvd_sampler *sm);
 /* Remembers a token for the penalties, without sampling (the prompt, say). */
 KVD_API void kvd_sampler_accept(kvd_sampler *sm, int32_t token);
 /* Picks the next token from logits [n_vocab] (not changed) and accepts it.  Greedy takes the

@@ -29,7 +29,7 @@ typedef enum kvd_mem_kind {
     KVD_MEM_HOST,   /* pageable */
     KVD_MEM_PINNED, /* host memory the device can copy from asynchronously */
     KVD_MEM_DEVICE,
-    KVD_MEM_MAP     /* read-only file mapping, not owned */
+    KVD_MEM_MAP /* read-only file mapping, not owned */
 } kvd_mem_kind;
 
 /* Memory with its provenance; only the backend that gave it may release it. */
@@ -51,9 +51,9 @@ typedef struct kvd_weight {
 
 typedef struct kvd_embed_args {
     uint32_t       n_token;
-    kvd_weight     table;  /* [n_vocab][n_embd] */
-    const int32_t *token;  /* [n_token], each in [0, n_vocab) */
-    float         *out;    /* [n_token][n_embd] */
+    kvd_weight     table; /* [n_vocab][n_embd] */
+    const int32_t *token; /* [n_token], each in [0, n_vocab) */
+    float         *out;   /* [n_token][n_embd] */
 } kvd_embed_args;
 
 /* out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * w; out may be x.
@@ -78,11 +78,11 @@ typedef struct kvd_head_norm_args {
 
 #define KVD_MATMUL_OUT_MAX 4
 typedef struct kvd_matmul_out {
-    kvd_weight   w;        /* [n_row][n_col], n_col the same in all outputs */
-    const float *bias;     /* [n_row] or NULL */
-    float       *y;        /* [n_token][n_row] */
+    kvd_weight   w;    /* [n_row][n_col], n_col the same in all outputs */
+    const float *bias; /* [n_row] or NULL */
+    float       *y;    /* [n_token][n_row] */
     uint64_t     y_stride;
-    bool         add;      /* y += instead of y = (the residual stream) */
+    bool         add; /* y += instead of y = (the residual stream) */
 } kvd_matmul_out;
 
 /* y_i = x W_i^T (+ bias_i) for up to four weights that share x. */
@@ -159,11 +159,11 @@ typedef struct kvd_attn_args {
 
 /* The largest shapes a session will ask for: what scratch is sized by. */
 typedef struct kvd_backend_limits {
-    uint32_t n_token;          /* rows of one matmul or attention call */
-    uint32_t n_seq;            /* sequences of one call */
-    uint32_t n_col;            /* widest matmul input */
+    uint32_t n_token; /* rows of one matmul or attention call */
+    uint32_t n_seq;   /* sequences of one call */
+    uint32_t n_col;   /* widest matmul input */
     uint32_t n_head, n_kv_head, head_dim;
-    uint32_t n_ctx;            /* longest sequence */
+    uint32_t n_ctx; /* longest sequence */
 } kvd_backend_limits;
 
 /* ---- the table ------------------------------------------------------------------- */
@@ -211,10 +211,10 @@ struct kvd_backend {
 };
 
 typedef struct kvd_backend_params {
-    const char *name;    /* "cpu" or "ref"; NULL: "cpu" */
-    const char *cpu_isa; /* a name of os_isa; NULL: the best this machine runs */
-    uint32_t    n_thread; /* 0: as many as this process may use */
-    bool        precise;  /* float activations in matmul */
+    const char *name;          /* "cpu" or "ref"; NULL: "cpu" */
+    const char *cpu_isa;       /* a name of os_isa; NULL: the best this machine runs */
+    uint32_t    n_thread;      /* 0: as many as this process may use */
+    bool        precise;       /* float activations in matmul */
     bool        deterministic; /* a token's result does not depend on the rest of the batch, nor on
                                   how a prompt was cut into batches: same bits */
 } kvd_backend_params;

@@ -13,9 +13,9 @@
 #include "base/check.h"
 #include "kvdrive.h"
 
-static _Atomic uint64_t alloc_live_, alloc_bytes_;
-static _Atomic int64_t  fault_left_ = -1; /* < 0: off */
-static _Atomic bool     fault_forever_, fault_hit_;
+static _Atomic uint64_t   alloc_live_, alloc_bytes_, alloc_peak_;
+static _Atomic int64_t    fault_left_ = -1; /* < 0: off */
+static _Atomic bool       fault_forever_, fault_hit_;
 static _Thread_local bool guard_on_;
 
 /* Whether this allocation is the one to fail. */
@@ -37,8 +37,14 @@ static bool fault_now(void)
 static void *count_in(void *p)
 {
     if (p) {
+        const uint64_t bytes = malloc_usable_size(p);
+        const uint64_t now =
+            atomic_fetch_add_explicit(&alloc_bytes_, bytes, memory_order_relaxed) + bytes;
+        uint64_t peak = atomic_load_explicit(&alloc_peak_, memory_order_relaxed);
+
         atomic_fetch_add_explicit(&alloc_live_, 1, memory_order_relaxed);
-        atomic_fetch_add_explicit(&alloc_bytes_, malloc_usable_size(p), memory_order_relaxed);
+        while (now > peak && !atomic_compare_exchange_weak(&alloc_peak_, &peak, now))
+            ; /* peak now holds what another thread has stored */
     }
     return p;
 }
@@ -138,6 +144,11 @@ uint64_t kvd_alloc_live(void)
 uint64_t kvd_alloc_bytes(void)
 {
     return atomic_load(&alloc_bytes_);
+}
+
+uint64_t kvd_alloc_peak(bool reset)
+{
+    return reset ? atomic_exchange(&alloc_peak_, kvd_alloc_bytes()) : atomic_load(&alloc_peak_);
 }
 
 bool kvd_alloc_guard(bool on)

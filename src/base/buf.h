@@ -10,7 +10,7 @@
 typedef struct kvd_buf {
     char  *data; /* NULL while empty */
     size_t len, cap;
-    bool   oom;  /* an append failed; data holds what came before */
+    bool   oom; /* an append failed; data holds what came before */
 } kvd_buf;
 
 void kvd_buf_reserve(kvd_buf *b, size_t more);

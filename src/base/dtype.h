@@ -12,8 +12,8 @@
 #include <stdint.h>
 
 typedef enum kvd_dtype {
-    KVD_DTYPE_F32 = 0,
-    KVD_DTYPE_F16 = 1,
+    KVD_DTYPE_F32  = 0,
+    KVD_DTYPE_F16  = 1,
     KVD_DTYPE_Q4_0 = 2,
     KVD_DTYPE_Q4_1 = 3,
     KVD_DTYPE_Q5_0 = 6,
@@ -30,8 +30,8 @@ typedef enum kvd_dtype {
 
 typedef struct kvd_dtype_info {
     kvd_dtype   type;
-    const char *name;        /* "Q4_K" */
-    uint32_t    block_len;   /* elements: 1, 32 or 256 */
+    const char *name;      /* "Q4_K" */
+    uint32_t    block_len; /* elements: 1, 32 or 256 */
     uint32_t    block_bytes;
 } kvd_dtype_info;
 

@@ -30,16 +30,26 @@ kvd_status kvd_fail(kvd_err *err, kvd_status code, int sys, const char *fmt, ...
 const char *kvd_status_name(kvd_status code)
 {
     switch (code) {
-    case KVD_OK: return "KVD_OK";
-    case KVD_E_INVAL: return "KVD_E_INVAL";
-    case KVD_E_NOMEM: return "KVD_E_NOMEM";
-    case KVD_E_IO: return "KVD_E_IO";
-    case KVD_E_CORRUPT: return "KVD_E_CORRUPT";
-    case KVD_E_BUSY: return "KVD_E_BUSY";
-    case KVD_E_CANCELED: return "KVD_E_CANCELED";
-    case KVD_E_UNSUPPORTED: return "KVD_E_UNSUPPORTED";
-    case KVD_E_DEVICE: return "KVD_E_DEVICE";
-    case KVD_E_FULL: return "KVD_E_FULL";
+    case KVD_OK:
+        return "KVD_OK";
+    case KVD_E_INVAL:
+        return "KVD_E_INVAL";
+    case KVD_E_NOMEM:
+        return "KVD_E_NOMEM";
+    case KVD_E_IO:
+        return "KVD_E_IO";
+    case KVD_E_CORRUPT:
+        return "KVD_E_CORRUPT";
+    case KVD_E_BUSY:
+        return "KVD_E_BUSY";
+    case KVD_E_CANCELED:
+        return "KVD_E_CANCELED";
+    case KVD_E_UNSUPPORTED:
+        return "KVD_E_UNSUPPORTED";
+    case KVD_E_DEVICE:
+        return "KVD_E_DEVICE";
+    case KVD_E_FULL:
+        return "KVD_E_FULL";
     }
     return "?";
 }

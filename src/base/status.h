@@ -15,11 +15,11 @@
 kvd_status kvd_fail(kvd_err *err, kvd_status code, int sys, const char *fmt, ...) KVD_PRINTF(4, 5);
 
 /* Forwards a failure unchanged. */
-#define KVD_TRY(expr)                                                                              \
-    do {                                                                                           \
-        kvd_status kvd_try_st_ = (expr);                                                           \
-        if (kvd_try_st_ != KVD_OK)                                                                 \
-            return kvd_try_st_;                                                                    \
+#define KVD_TRY(expr)                    \
+    do {                                 \
+        kvd_status kvd_try_st_ = (expr); \
+        if (kvd_try_st_ != KVD_OK)       \
+            return kvd_try_st_;          \
     } while (0)
 
 #endif

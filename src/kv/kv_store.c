@@ -101,8 +101,8 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     s->lists      = kvd_calloc((size_t)p->n_seq * s->blocks_max, sizeof(*s->lists));
     s->free_stack = kvd_calloc(sizes.n_block, sizeof(*s->free_stack));
     if (!s->seq || !s->lists || !s->free_stack) {
-        st = kvd_fail(err, KVD_E_NOMEM, 0, "KV cache: no memory for its metadata (%" PRIu64 " bytes)",
-                      sizes.host_bytes);
+        st = kvd_fail(err, KVD_E_NOMEM, 0,
+                      "KV cache: no memory for its metadata (%" PRIu64 " bytes)", sizes.host_bytes);
         goto fail;
     }
     for (uint32_t i = 0; i < p->n_seq; i++)

@@ -15,11 +15,12 @@
 #include "format/format.h"
 
 typedef enum model_rope_kind { /* what is done to the rotation's frequencies */
-    MODEL_ROPE_PLAIN,
-    MODEL_ROPE_LINEAR,
-    MODEL_ROPE_YARN,
-    MODEL_ROPE_FACTORS, /* one divisor per frequency (Llama-3) */
-    MODEL_ROPE_LONG     /* two sets of divisors, chosen by the sequence's length (LongRoPE) */
+                               MODEL_ROPE_PLAIN,
+                               MODEL_ROPE_LINEAR,
+                               MODEL_ROPE_YARN,
+                               MODEL_ROPE_FACTORS, /* one divisor per frequency (Llama-3) */
+                               MODEL_ROPE_LONG     /* two sets of divisors, chosen by the sequence's
+                                                      length (LongRoPE) */
 } model_rope_kind;
 
 typedef struct model_rope_request { /* the user's wishes; zero: as the file says */
@@ -35,13 +36,13 @@ typedef struct model_hparams {
     uint32_t n_ctx_train; /* longest context the chosen RoPE scaling serves */
     float    rms_eps;
     float    attn_scale; /* 1/sqrt(head_dim) */
-    bool     qk_norm; /* RMS norm of each q and k head (qwen3) */
+    bool     qk_norm;    /* RMS norm of each q and k head (qwen3) */
 
     bool            rope_neox; /* pairs (i, i + n_rot/2), else (2i, 2i+1) */
     uint32_t        n_rot;     /* rotated dimensions of a head */
     model_rope_kind rope_kind;
     float           rope_base, rope_factor;
-    float           rope_mscale; /* cosines and sines are multiplied by it */
+    float           rope_mscale;   /* cosines and sines are multiplied by it */
     uint32_t        rope_orig_ctx; /* LONG: sequences longer than this use the long divisors */
 } model_hparams;
 
@@ -62,16 +63,16 @@ void model_rope_row(const model *m, uint32_t pos, bool long_factors, float *cos_
 
 /* Buffers of a running batch, all float, in device memory, n_token rows each. */
 typedef struct model_run {
-    kvd_stream              *stream;
-    const kvd_backend_ops   *ops;
-    uint32_t                 n_token;
-    const float             *cos_sin; /* [n_token][n_rot] */
-    float                   *x;       /* [n_token][n_embd] residual stream */
-    float                   *xn;      /* [n_token][n_embd] its norm */
-    float                   *q;       /* [n_token][n_head * head_dim] */
-    float                   *k, *v;   /* [n_token][n_kv_head * head_dim] */
-    float                   *att;     /* [n_token][n_head * head_dim] */
-    float                   *gate, *up; /* [n_token][n_ff] */
+    kvd_stream            *stream;
+    const kvd_backend_ops *ops;
+    uint32_t               n_token;
+    const float           *cos_sin;   /* [n_token][n_rot] */
+    float                 *x;         /* [n_token][n_embd] residual stream */
+    float                 *xn;        /* [n_token][n_embd] its norm */
+    float                 *q;         /* [n_token][n_head * head_dim] */
+    float                 *k, *v;     /* [n_token][n_kv_head * head_dim] */
+    float                 *att;       /* [n_token][n_head * head_dim] */
+    float                 *gate, *up; /* [n_token][n_ff] */
 } model_run;
 
 kvd_status model_embed(const model *m, const model_run *r, const int32_t *token, kvd_err *err);

@@ -15,7 +15,7 @@ typedef struct binder {
     const gguf_file  *g;
     const model_arch *arch;
     model            *m;
-    uint64_t          n_bound;   /* tensors used so far */
+    uint64_t          n_bound;           /* tensors used so far */
     uint64_t          vec_used, vec_cap; /* floats of m->vectors */
     kvd_err          *err;
 } binder;
@@ -103,7 +103,8 @@ static kvd_status bind_attention(binder *b, uint32_t il, model_layer *l)
     if (b->arch->fused) {
         kvd_weight w;
 
-        KVD_TRY(bind_weight(b, layer_name(il, "attn_qkv.weight").s, hp->n_embd, n_q + 2 * n_kv, &w));
+        KVD_TRY(
+            bind_weight(b, layer_name(il, "attn_qkv.weight").s, hp->n_embd, n_q + 2 * n_kv, &w));
         l->q = kvd_weight_rows(w, 0, n_q);
         l->k = kvd_weight_rows(w, n_q, n_kv);
         l->v = kvd_weight_rows(w, n_q + n_kv, n_kv);
@@ -116,8 +117,10 @@ static kvd_status bind_attention(binder *b, uint32_t il, model_layer *l)
         KVD_TRY(bind_vector(b, layer_name(il, "attn_v.bias").s, n_kv, bias, &l->v_bias));
     }
     if (hp->qk_norm) {
-        KVD_TRY(bind_vector(b, layer_name(il, "attn_q_norm.weight").s, hp->head_dim, true, &l->q_norm));
-        KVD_TRY(bind_vector(b, layer_name(il, "attn_k_norm.weight").s, hp->head_dim, true, &l->k_norm));
+        KVD_TRY(
+            bind_vector(b, layer_name(il, "attn_q_norm.weight").s, hp->head_dim, true, &l->q_norm));
+        KVD_TRY(
+            bind_vector(b, layer_name(il, "attn_k_norm.weight").s, hp->head_dim, true, &l->k_norm));
     }
     return bind_weight(b, layer_name(il, "attn_output.weight").s, n_q, hp->n_embd, &l->o);
 }
@@ -136,7 +139,8 @@ static kvd_status bind_layer(binder *b, uint32_t il, model_layer *l)
         l->gate = kvd_weight_rows(w, 0, hp->n_ff);
         l->up   = kvd_weight_rows(w, hp->n_ff, hp->n_ff);
     } else {
-        KVD_TRY(bind_weight(b, layer_name(il, "ffn_gate.weight").s, hp->n_embd, hp->n_ff, &l->gate));
+        KVD_TRY(
+            bind_weight(b, layer_name(il, "ffn_gate.weight").s, hp->n_embd, hp->n_ff, &l->gate));
         KVD_TRY(bind_weight(b, layer_name(il, "ffn_up.weight").s, hp->n_embd, hp->n_ff, &l->up));
     }
     return bind_weight(b, layer_name(il, "ffn_down.weight").s, hp->n_ff, hp->n_embd, &l->down);

@@ -13,7 +13,13 @@ static const model_arch archs[] = {
 };
 
 /* Far above any model there is; keeps every later product inside 64 bits. */
-enum { LAYERS_MAX = 1024, EMBD_MAX = 1 << 20, HEADS_MAX = 4096, FF_MAX = 1 << 22, VOCAB_MAX = 1 << 24 };
+enum {
+    LAYERS_MAX = 1024,
+    EMBD_MAX   = 1 << 20,
+    HEADS_MAX  = 4096,
+    FF_MAX     = 1 << 22,
+    VOCAB_MAX  = 1 << 24
+};
 
 static kvd_status get_u32(const gguf_file *g, const char *arch, const char *suffix, bool required,
                           uint32_t *out, kvd_err *err)

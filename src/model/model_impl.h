@@ -6,15 +6,15 @@
 #include "model/model.h"
 
 typedef struct model_layer {
-    const float *attn_norm, *ffn_norm;     /* [n_embd] */
-    const float *q_norm, *k_norm;          /* [head_dim] or NULL */
+    const float *attn_norm, *ffn_norm; /* [n_embd] */
+    const float *q_norm, *k_norm;      /* [head_dim] or NULL */
     kvd_weight   q, k, v, o, gate, up, down;
     const float *q_bias, *k_bias, *v_bias; /* or NULL */
 } model_layer;
 
 struct model {
     model_hparams hp;
-    kvd_weight    embd, output;  /* [n_vocab][n_embd]; the same when tied */
+    kvd_weight    embd, output; /* [n_vocab][n_embd]; the same when tied */
     const float  *output_norm;
     model_layer  *layer;         /* [n_layer] */
     float        *inv_freq;      /* [n_rot/2] */

@@ -127,7 +127,8 @@ static kvd_status scale_freqs(model *m, const model_rope_request *r, bool from_f
     const uint32_t n  = hp->n_rot / 2;
 
     if (!(r->factor > 1.0f && r->factor <= 1024.0f))
-        return kvd_fail(err, KVD_E_INVAL, 0, "RoPE scaling factor %g: expected more than 1, at most 1024",
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "RoPE scaling factor %g: expected more than 1, at most 1024",
                         (double)r->factor);
     hp->rope_factor   = r->factor;
     hp->rope_orig_ctx = r->orig_ctx ? r->orig_ctx : hp->n_ctx_train;

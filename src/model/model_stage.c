@@ -74,8 +74,8 @@ kvd_status model_qkv(const model *m, uint32_t layer, const model_run *r, kvd_err
         .n_out    = 3,
         .x_stride = m->hp.n_embd,
         .x        = r->xn,
-        .out      = { matmul_to(l->q, l->q_bias, r->q, false), matmul_to(l->k, l->k_bias, r->k, false),
-                      matmul_to(l->v, l->v_bias, r->v, false) },
+        .out = { matmul_to(l->q, l->q_bias, r->q, false), matmul_to(l->k, l->k_bias, r->k, false),
+                 matmul_to(l->v, l->v_bias, r->v, false) },
     };
 
     KVD_TRY(norm_x(m, r, l->attn_norm, err));

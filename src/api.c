@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* api.c - the public functions: check struct_size, complete the structs, call engine/.
+ *
+ * A caller built against an older header passes shorter structs: what it does not know is zero.  A
+ * caller built against a newer one passes longer structs: what we do not know must be zero, or it
+ * is refused, because ignoring a wish would be worse than refusing it. */
+#include <string.h>
+
+#include "engine/engine.h"
+
+#define STR2(x) #x
+#define STR(x)  STR2(x)
+
+const char *kvd_version(void)
+{
+    return STR(KVD_VERSION_MAJOR) "." STR(KVD_VERSION_MINOR) "." STR(KVD_VERSION_PATCH);
+}
+
+/* Copies a caller's struct into ours of size bytes. */
+static kvd_status take_struct(void *dst, size_t size, const void *src, const char *name,
+                              kvd_err *err)
+{
+    size_t given;
+
+    memset(dst, 0, size);
+    if (!src)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: NULL", name);
+    memcpy(&given, src, sizeof(given));
+    if (given < sizeof(size_t) || given > 65536)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s.struct_size is %zu, expected about %zu", name,
+                        given, size);
+    for (size_t i = size; i < given; i++)
+        if (((const unsigned char *)src)[i])
+            return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                            "%s: a field this library (%s) does not know is set", name,
+                            kvd_version());
+    memcpy(dst, src, given < size ? given : size);
+    memcpy(dst, &size, sizeof(size));
+    return KVD_OK;
+}
+
+/* Copies our struct out, no further than the caller's reaches. */
+static void give_struct(void *dst, const void *src, size_t size)
+{
+    size_t given;
+
+    memcpy(&given, dst, sizeof(given));
+    if (given < sizeof(size_t))
+        return;
+    memcpy(dst, src, given < size ? given : size);
+    memcpy(dst, &given, sizeof(given));
+}
+
+/* ---- model ------------------------------------------------------------------------ */
+
+kvd_status kvd_model_open(kvd_model **out, const kvd_model_params *p, kvd_err *err)
+{
+    kvd_model_params q;
+
+    *out = NULL;
+    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_model_params", err));
+    return engine_model_open(out, &q, err);
+}
+
+void kvd_model_close(kvd_model *m)
+{
+    engine_model_close(m);
+}
+
+void kvd_model_get_info(const kvd_model *m, kvd_model_info *out)
+{
+    const model_hparams *hp = model_get_hparams(m->net);
+    const uint64_t       kv = (uint64_t)hp->n_layer * hp->n_kv_head * hp->head_dim * 2;
+    const kvd_model_info i  = {
+         .arch               = hp->arch,
+         .name               = m->name,
+         .file_type          = m->file_type,
+         .backend            = m->be->ops->name,
+         .isa                = m->be->isa,
+         .chat_template      = m->tmpl_text,
+         .n_param            = model_n_param(m->net),
+         .weight_bytes       = gguf_tensor_bytes(m->file),
+         .n_layer            = hp->n_layer,
+         .n_embd             = hp->n_embd,
+         .n_head             = hp->n_head,
+         .n_kv_head          = hp->n_kv_head,
+         .head_dim           = hp->head_dim,
+         .n_ff               = hp->n_ff,
+         .n_vocab            = hp->n_vocab,
+         .n_thread           = m->be->n_thread,
+         .n_ctx_train        = hp->n_ctx_train,
+         .kv_bytes_per_token = kv * (m->precise ? 4 : 2),
+    };
+
+    give_struct(out, &i, sizeof(i));
+}
+
+kvd_status kvd_inspect(const char *path, char **json, kvd_err *err)
+{
+    gguf_file *g;
+    kvd_buf    b = { 0 };
+
+    *json = NULL;
+    KVD_TRY(gguf_open(&g, path, err));
+    gguf_to_json(g, &b);
+    gguf_close(g);
+    *json = kvd_buf_take(&b);
+    return *json ? KVD_OK : kvd_fail(err, KVD_E_NOMEM, 0, "%s: no memory to describe it", path);
+}
+
+kvd_status kvd_doctor(char **json, kvd_err *err)
+{
+    const os_cpu *c = os_cpu_get();
+    kvd_buf       b = { 0 };
+
+    kvd_buf_printf(&b, "{\"version\":\"%s\",\"cpu\":{\"model\":\"", kvd_version());
+    for (const char *s = c->model; *s; s++)
+        if (*s >= ' ' && *s < 127 && *s != '"' && *s != '\\')
+            kvd_buf_putc(&b, *s);
+    kvd_buf_printf(&b,
+                   "\",\"isa\":\"%s\",\"avx2\":%d,\"avx_vnni\":%d,\"avx512\":%d,\"avx512_vnni\":%d,"
+                   "\"avx512_bf16\":%d,\"amx_int8\":%d,\"amx_bf16\":%d,\"n_cpu\":%u,"
+                   "\"l1d_bytes\":%u,\"l2_bytes\":%u,\"l3_bytes\":%u},",
+                   os_isa_name(c->isa), c->avx2, c->avx_vnni, c->avx512, c->avx512_vnni,
+                   c->avx512_bf16, c->amx_int8, c->amx_bf16, c->n_cpu, c->l1d_bytes, c->l2_bytes,
+                   c->l3_bytes);
+    kvd_buf_printf(&b, "\"memory\":{\"total_bytes\":%llu,\"available_bytes\":%llu},",
+                   (unsigned long long)os_mem_total(), (unsigned long long)os_mem_available());
+    kvd_buf_puts(&b, "\"backends\":[\"cpu\",\"ref\"]}");
+    *json = kvd_buf_take(&b);
+    return *json ? KVD_OK : kvd_fail(err, KVD_E_NOMEM, 0, "no memory to describe the machine");
+}
+
+/* ---- text ------------------------------------------------------------------------- */
+
+static kvd_status check_spans(const kvd_span *s, size_t n, size_t len, kvd_err *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (s[i].start > s[i].end || s[i].end > len || (i > 0 && s[i].start < s[i - 1].end))
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "trusted span %zu is [%zu, %zu) in %zu bytes: spans must ascend", i,
+                            s[i].start, s[i].end, len);
+    return KVD_OK;
+}
+
+kvd_status kvd_tokenize(const kvd_model *m, const char *text, size_t len, const kvd_span *trusted,
+                        size_t n_trusted, bool add_bos, int32_t *token, size_t cap, size_t *n_token,
+                        kvd_err *err)
+{
+    tok_ids    ids = { 0 };
+    kvd_status st;
+
+    *n_token = 0;
+    KVD_TRY(check_spans(trusted, n_trusted, len, err));
+    st = tok_encode(m->tok, text, len, trusted, n_trusted, add_bos, &ids, err);
+    if (st == KVD_OK) {
+        *n_token = ids.len;
+        if (ids.len && cap)
+            memcpy(token, ids.data, (ids.len < cap ? ids.len : cap) * sizeof(*token));
+        if (ids.len > cap)
+            st = kvd_fail(err, KVD_E_FULL, 0, "%zu tokens, room for %zu", ids.len, cap);
+    }
+    tok_ids_free(&ids);
+    return st;
+}
+
+const char *kvd_token_bytes(const kvd_model *m, int32_t token, size_t *len)
+{
+    return tok_bytes(m->tok, token, len);
+}
+
+bool kvd_token_is_end(const kvd_model *m, int32_t token)
+{
+    return tok_is_end(m->tok, token);
+}
+
+bool kvd_token_is_special(const kvd_model *m, int32_t token)
+{
+    return tok_is_special(m->tok, token);
+}
+
+/* A kvd_detok is a tok_stream: the public name of the same object. */
+kvd_status kvd_detok_open(kvd_detok **out, const kvd_model *m, kvd_err *err)
+{
+    return tok_stream_open((tok_stream **)out, m->tok, err);
+}
+
+const char *kvd_detok_feed(kvd_detok *d, int32_t token, bool show_special)
+{
+    return tok_stream_feed((tok_stream *)d, token, show_special);
+}
+
+const char *kvd_detok_flush(kvd_detok *d)
+{
+    return tok_stream_flush((tok_stream *)d);
+}
+
+void kvd_detok_close(kvd_detok *d)
+{
+    tok_stream_close((tok_stream *)d);
+}
+
+kvd_status kvd_chat_render(const kvd_model *m, const kvd_chat_request *r, char **text,
+                           kvd_span **spans, size_t *n_span, kvd_err *err)
+{
+    kvd_chat_request q;
+    kvd_buf          out = { 0 };
+    kvd_span        *sp  = NULL;
+    size_t           n   = 0;
+    kvd_status       st;
+
+    *text = NULL;
+    if (spans)
+        *spans = NULL;
+    if (n_span)
+        *n_span = 0;
+    KVD_TRY(take_struct(&q, sizeof(q), r, "kvd_chat_request", err));
+    if (!q.messages_json)
+        return kvd_fail(err, KVD_E_INVAL, 0, "kvd_chat_request.messages_json is NULL");
+    st = engine_chat_render(m, &q, &out, &sp, &n, err);
+    if (st == KVD_OK) {
+        *text = kvd_buf_take(&out);
+        if (!*text)
+            st = kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the rendered chat");
+    }
+    kvd_buf_free(&out);
+    if (st == KVD_OK && spans && n_span) {
+        *spans  = sp;
+        *n_span = n;
+    } else {
+        kvd_free(sp);
+    }
+    return st;
+}
+
+/* ---- session ---------------------------------------------------------------------- */
+
+kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p, kvd_plan *out,
+                            kvd_err *err)
+{
+    kvd_session_params q;
+    kvd_plan           plan = { 0 };
+
+    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_session_params", err));
+    KVD_TRY(engine_session_plan(m, &q, &plan, err));
+    give_struct(out, &plan, sizeof(plan));
+    return KVD_OK;
+}
+
+kvd_status kvd_session_open(kvd_session **out, kvd_model *m, const kvd_session_params *p,
+                            kvd_err *err)
+{
+    kvd_session_params q;
+
+    *out = NULL;
+    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_session_params", err));
+    return engine_session_open(out, m, &q, err);
+}
+
+void kvd_session_close(kvd_session *s)
+{
+    engine_session_close(s);
+}
+
+kvd_status kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
+{
+    kvd_batch q;
+
+    KVD_TRY(take_struct(&q, sizeof(q), b, "kvd_batch", err));
+    return engine_eval(s, &q, err);
+}
+
+const float *kvd_logits(const kvd_session *s, uint32_t row)
+{
+    const size_t n_vocab = model_get_hparams(s->model->net)->n_vocab;
+
+    return row < s->n_logits ? s->buf.logits + row * n_vocab : NULL;
+}
+
+kvd_status kvd_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
+                       kvd_progress_fn fn, void *ctx, kvd_err *err)
+{
+    return engine_prefill(s, seq, token, n_token, fn, ctx, err);
+}
+
+uint32_t kvd_seq_len(const kvd_session *s, uint32_t seq)
+{
+    return seq < s->params.n_seq ? s->seq[seq].n_token : 0;
+}
+
+kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err)
+{
+    return engine_seq_truncate(s, seq, n_keep, err);
+}
+
+void kvd_session_cancel(kvd_session *s)
+{
+    atomic_store_explicit(&s->cancel, true, memory_order_relaxed);
+}
+
+void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
+{
+    kvd_stats st = s->stats;
+
+    st.kv_used_tokens     = kv_used_tokens(s->kv);
+    st.kv_capacity_tokens = kv_capacity_tokens(s->kv);
+    give_struct(out, &st, sizeof(st));
+}
+
+/* ---- sampler ---------------------------------------------------------------------- */
+
+kvd_status kvd_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_sampler_params *p,
+                            kvd_err *err)
+{
+    kvd_sampler_params q;
+
+    *out = NULL;
+    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_sampler_params", err));
+    return engine_sampler_open(out, model_get_hparams(m->net)->n_vocab, &q, err);
+}
+
+void kvd_sampler_close(kvd_sampler *sm)
+{
+    engine_sampler_close(sm);
+}
+
+void kvd_sampler_accept(kvd_sampler *sm, int32_t token)
+{
+    engine_sampler_accept(sm, token);
+}
+
+int32_t kvd_sampler_sample(kvd_sampler *sm, const float *logits)
+{
+    return engine_sampler_sample(sm, logits);
+}

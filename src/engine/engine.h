@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine.h - the door to engine/: opened models, sessions, samplers; where model meets kv.
+ *
+ * The public header's functions are thin shells around these (api.c): the shells check struct_size
+ * and fill in defaults, so here every params struct is complete.
+ *
+ * Threads: one thread owns a session; evaluations over one model run one at a time.  The cancel
+ * flag is the only thing another thread touches. */
+#ifndef KVD_ENGINE_H
+#define KVD_ENGINE_H
+
+#include <stdatomic.h>
+
+#include "backend/backend.h"
+#include "base/base.h"
+#include "format/format.h"
+#include "kv/kv.h"
+#include "model/model.h"
+#include "os/os.h"
+#include "text/text.h"
+
+/* ---- opened model (engine_model.c) ------------------------------------------------ */
+
+struct kvd_model {
+    gguf_file   *file;
+    model       *net;
+    kvd_backend *be;
+    kvd_stream  *stream;
+    tok         *tok;
+    tmpl        *tmpl;      /* NULL: the model has none */
+    char        *tmpl_text; /* zero-terminated source of tmpl */
+    char         name[128], file_type[16];
+    bool         precise;
+};
+
+kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err *err);
+void       engine_model_close(kvd_model *m);
+uint64_t   engine_model_heap_bytes(const kvd_model *m);
+kvd_status engine_chat_render(const kvd_model *m, const kvd_chat_request *r, kvd_buf *out,
+                              kvd_span **spans, size_t *n_span, kvd_err *err);
+
+/* ---- session (engine_session.c, engine_eval.c, engine_pipeline.c) --------------------------- */
+
+/* Activations of a batch; all in one device allocation. */
+typedef struct engine_buffers {
+    kvd_mem  mem;
+    float   *x, *xn, *q, *k, *v, *att, *gate, *up; /* [n_batch] rows */
+    float   *cos_sin;                              /* [n_batch][n_rot] */
+    float   *logits;                               /* [n_logits][n_vocab] */
+    int32_t *token;                                /* [n_batch] */
+} engine_buffers;
+
+/* What one sequence has beside its KV. */
+typedef struct engine_seq {
+    int32_t *token; /* [n_ctx] */
+    uint32_t n_token;
+    bool     rope_long; /* its K was rotated with the long factors (LongRoPE) */
+} engine_seq;
+
+struct kvd_session {
+    kvd_model         *model;
+    kvd_session_params params; /* complete: no zeros left */
+    kv_store          *kv;
+    engine_buffers     buf;
+    engine_seq        *seq;    /* [n_seq] */
+    int32_t           *tokens; /* [n_seq][n_ctx], where seq[i].token points */
+
+    /* of the batch under way, [n_batch] each */
+    kvd_kv_seq *part;     /* contiguous rows per sequence */
+    uint32_t   *part_seq; /* which sequence a part belongs to */
+    uint32_t   *out_row;  /* rows that want logits, in the order of the batch */
+    kvd_kv_seq *out_part; /* those rows as parts, for the last layer */
+    uint32_t    n_part, n_out;
+    uint32_t   *seq_rows; /* [n_seq] rows of each sequence in the batch */
+
+    uint32_t    n_logits; /* valid rows in buf.logits */
+    atomic_bool cancel;
+    kvd_stats   stats;
+};
+
+kvd_status engine_session_plan(const kvd_model *m, const kvd_session_params *p, kvd_plan *out,
+                               kvd_err *err);
+kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_session_params *p,
+                               kvd_err *err);
+void       engine_session_close(kvd_session *s);
+kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
+kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
+                          kvd_progress_fn fn, void *ctx, kvd_err *err);
+kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err);
+
+/* engine_pipeline.c: the batch laid out in s->part and s->buf.token goes through all layers; KV has
+ * been reserved.  Fills buf.logits for the n_out wanted rows.  Commits nothing. */
+kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err);
+
+/* ---- sampler (engine_sampler.c) --------------------------------------------------- */
+
+kvd_status engine_sampler_open(kvd_sampler **out, uint32_t n_vocab, const kvd_sampler_params *p,
+                               kvd_err *err);
+void       engine_sampler_close(kvd_sampler *sm);
+void       engine_sampler_accept(kvd_sampler *sm, int32_t token);
+int32_t    engine_sampler_sample(kvd_sampler *sm, const float *logits);
+
+#endif

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine_eval.c - batches of tokens appended to sequences.
+ *
+ * Invariants
+ *  (1) seq[i].token[0 .. n_token) are the sequence's tokens; the store holds the K and V of the
+ *      first of them: of all, except after a rebuild that failed or was canceled half-way;
+ *  (2) all K of a sequence were rotated with one set of RoPE factors (seq[i].rope_long);
+ *  (3) a failed evaluation leaves every sequence with the tokens it had.
+ *
+ * LongRoPE: the factors depend on the sequence's length.  When a sequence grows past the original
+ * context (or is cut back under it), its tokens are evaluated again with the other set before
+ * anything is added: K of both kinds never meet in one sequence. */
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* A batch as it runs; the public one and pieces of a prefill are both turned into it. */
+typedef struct work {
+    uint32_t        n_token;
+    const int32_t  *token;
+    const uint32_t *seq; /* [n_token], or NULL: all of only_seq */
+    uint32_t        only_seq;
+    const uint8_t  *want; /* [n_token], or NULL: the last one if want_last */
+    bool            want_last;
+    uint32_t final_len; /* what only_seq grows to in the end; 0: to what this batch makes it */
+} work;
+
+static uint32_t work_seq(const work *w, uint32_t i)
+{
+    return w->seq ? w->seq[i] : w->only_seq;
+}
+
+static bool work_wants(const work *w, uint32_t i)
+{
+    return w->want ? w->want[i] != 0 : w->want_last && i + 1 == w->n_token;
+}
+
+static kvd_status check_work(const kvd_session *s, const work *w, kvd_err *err)
+{
+    const uint32_t n_vocab = model_get_hparams(s->model->net)->n_vocab;
+    uint32_t       n_want  = 0;
+
+    if (w->n_token == 0 || w->n_token > s->params.n_batch || !w->token)
+        return kvd_fail(err, KVD_E_INVAL, 0, "batch of %u tokens: expected 1 to %u (-b)",
+                        w->n_token, s->params.n_batch);
+    for (uint32_t i = 0; i < w->n_token; i++) {
+        if (w->token[i] < 0 || (uint32_t)w->token[i] >= n_vocab)
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "token %u of the batch has id %d, the vocabulary %u", i, w->token[i],
+                            n_vocab);
+        if (work_seq(w, i) >= s->params.n_seq)
+            return kvd_fail(err, KVD_E_INVAL, 0, "token %u of the batch is for sequence %u of %u",
+                            i, work_seq(w, i), s->params.n_seq);
+        n_want += work_wants(w, i);
+    }
+    if (n_want > s->params.n_logits)
+        return kvd_fail(err, KVD_E_INVAL, 0, "logits of %u tokens asked for, the session keeps %u",
+                        n_want, s->params.n_logits);
+    return KVD_OK;
+}
+
+/* Gathers the batch's tokens by sequence: fills part, out_row and buf.token. */
+static void lay_out(kvd_session *s, const work *w)
+{
+    uint32_t row = 0;
+
+    memset(s->seq_rows, 0, s->params.n_seq * sizeof(*s->seq_rows));
+    for (uint32_t i = 0; i < w->n_token; i++)
+        s->seq_rows[work_seq(w, i)]++;
+    s->n_part = 0;
+    for (uint32_t q = 0; q < s->params.n_seq; q++) {
+        const uint32_t n = s->seq_rows[q];
+
+        if (n == 0)
+            continue;
+        s->part[s->n_part]     = (kvd_kv_seq){ .first_row = row,
+                                               .n_row     = n,
+                                               .n_past    = kv_seq_len(s->kv, q),
+                                               .block     = kv_seq_blocks(s->kv, q) };
+        s->part_seq[s->n_part] = q;
+        s->n_part++;
+        s->seq_rows[q] = row; /* from here on: the sequence's next row */
+        row += n;
+    }
+    s->n_out = 0;
+    for (uint32_t i = 0; i < w->n_token; i++) {
+        const uint32_t r = s->seq_rows[work_seq(w, i)]++;
+
+        s->buf.token[r] = w->token[i];
+        if (work_wants(w, i))
+            s->out_row[s->n_out++] = r;
+    }
+}
+
+static void commit_parts(kvd_session *s)
+{
+    for (uint32_t i = 0; i < s->n_part; i++) {
+        const kvd_kv_seq *p = &s->part[i];
+        engine_seq       *q = &s->seq[s->part_seq[i]];
+
+        memcpy(q->token + p->n_past, s->buf.token + p->first_row, p->n_row * sizeof(int32_t));
+        kv_seq_commit(s->kv, s->part_seq[i], p->n_row);
+        if (q->n_token < p->n_past + p->n_row)
+            q->n_token = p->n_past + p->n_row;
+    }
+}
+
+static void count_time(kvd_session *s, uint32_t n_token, uint64_t ns)
+{
+    bool decode = true;
+
+    for (uint32_t i = 0; i < s->n_part; i++)
+        decode = decode && s->part[i].n_row == 1;
+    *(decode ? &s->stats.n_decode : &s->stats.n_prefill) += n_token;
+    *(decode ? &s->stats.decode_ns : &s->stats.prefill_ns) += ns;
+}
+
+/* Runs a checked batch whose sequences are current. */
+static kvd_status run_work(kvd_session *s, const work *w, kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+    kvd_status     st = KVD_OK;
+
+    s->n_logits = 0;
+    lay_out(s, w);
+    for (uint32_t i = 0; i < s->n_part && st == KVD_OK; i++)
+        st = kv_seq_reserve(s->kv, s->part_seq[i], s->part[i].n_row, err);
+    if (st == KVD_OK)
+        st = engine_pipeline_run(s, w->n_token, err);
+    if (st != KVD_OK) {
+        for (uint32_t i = 0; i < s->n_part; i++)
+            kv_seq_release(s->kv, s->part_seq[i]);
+        return st;
+    }
+    commit_parts(s);
+    s->n_logits = s->n_out;
+    count_time(s, w->n_token, kvd_now_ns() - t0);
+    return KVD_OK;
+}
+
+/* Brings a sequence's KV up to its tokens, rotated with the factors that a length of final_len
+ * asks for.  Costs nothing but in the two cases of invariant (1). */
+static kvd_status make_current(kvd_session *s, uint32_t seq, uint32_t final_len, kvd_err *err)
+{
+    const model_hparams *hp   = model_get_hparams(s->model->net);
+    engine_seq          *q    = &s->seq[seq];
+    const bool           want = hp->rope_kind == MODEL_ROPE_LONG && final_len > hp->rope_orig_ctx;
+
+    if (want != q->rope_long) {
+        if (q->n_token)
+            kvd_log(KVD_LOG_INFO, "sequence %u: %u tokens are evaluated again with %s RoPE factors",
+                    seq, q->n_token, want ? "long" : "short");
+        kv_seq_truncate(s->kv, seq, 0);
+        q->rope_long = want;
+    }
+    while (kv_seq_len(s->kv, seq) < q->n_token) {
+        const uint32_t len = kv_seq_len(s->kv, seq);
+        const work     w = { .n_token  = (uint32_t)kvd_min_u64(q->n_token - len, s->params.n_batch),
+                             .token    = q->token + len,
+                             .only_seq = seq };
+
+        KVD_TRY(run_work(s, &w, err));
+    }
+    return KVD_OK;
+}
+
+static kvd_status eval_work(kvd_session *s, const work *w, kvd_err *err)
+{
+    KVD_TRY(check_work(s, w, err));
+    for (uint32_t q = 0; q < s->params.n_seq; q++) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < w->n_token; i++)
+            n += work_seq(w, i) == q;
+        if (n == 0)
+            continue;
+        if (n > s->params.n_ctx - s->seq[q].n_token)
+            return kvd_fail(err, KVD_E_FULL, 0,
+                            "sequence %u holds %u tokens and cannot take %u more: its context is "
+                            "%u tokens (-c)",
+                            q, s->seq[q].n_token, n, s->params.n_ctx);
+        KVD_TRY(make_current(s, q, w->final_len ? w->final_len : s->seq[q].n_token + n, err));
+    }
+    return run_work(s, w, err);
+}
+
+static void cut(kvd_session *s, uint32_t seq, uint32_t n_keep)
+{
+    if (kv_seq_len(s->kv, seq) > n_keep)
+        kv_seq_truncate(s->kv, seq, n_keep);
+    s->seq[seq].n_token = n_keep;
+}
+
+kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
+{
+    const work w = { .n_token   = b->n_token,
+                     .token     = b->token,
+                     .seq       = b->seq,
+                     .want      = b->want_logits,
+                     .want_last = true };
+
+    return eval_work(s, &w, err);
+}
+
+kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
+                          kvd_progress_fn fn, void *ctx, kvd_err *err)
+{
+    uint32_t   before;
+    size_t     done = 0;
+    kvd_status st   = KVD_OK;
+
+    if (seq >= s->params.n_seq || n_token == 0)
+        return kvd_fail(err, KVD_E_INVAL, 0, "prefill of %zu tokens into sequence %u of %u",
+                        n_token, seq, s->params.n_seq);
+    before = s->seq[seq].n_token;
+    if (n_token > s->params.n_ctx - before)
+        return kvd_fail(err, KVD_E_FULL, 0,
+                        "the prompt has %zu tokens, the sequence holds %u, and its context is %u "
+                        "tokens (-c)",
+                        n_token, before, s->params.n_ctx);
+    while (done < n_token && st == KVD_OK) {
+        const uint32_t n = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
+        const work     w = { .n_token   = n,
+                             .token     = token + done,
+                             .only_seq  = seq,
+                             .want_last = done + n == n_token,
+                             .final_len = before + (uint32_t)n_token };
+
+        if (fn && !fn(ctx, done, n_token))
+            st = kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after %zu of %zu tokens", done,
+                          n_token);
+        else
+            st = eval_work(s, &w, err);
+        done += n;
+    }
+    if (st == KVD_OK && fn)
+        fn(ctx, n_token, n_token);
+    if (st != KVD_OK)
+        cut(s, seq, before);
+    return st;
+}
+
+kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err)
+{
+    if (seq >= s->params.n_seq || n_keep > s->seq[seq].n_token)
+        return kvd_fail(err, KVD_E_INVAL, 0, "cut to %u tokens: sequence %u of %u holds %u", n_keep,
+                        seq, s->params.n_seq, seq < s->params.n_seq ? s->seq[seq].n_token : 0);
+    cut(s, seq, n_keep);
+    return KVD_OK;
+}

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine_model.c - a GGUF file made ready: weights bound, tokenizer built, template compiled,
+ * backend opened.  Whatever of these cannot be served is an error here, with the way out in the
+ * message.
+ *
+ * Owns everything in kvd_model.  Immutable after open, but for the backend's scratch. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/engine.h"
+
+/* ---- tokenizer -------------------------------------------------------------------- */
+
+typedef struct vocab_tables { /* only alive while tok_open() reads them */
+    tok_str *token, *merge;
+    float   *score;
+    int32_t *attr;
+} vocab_tables;
+
+static const gguf_kv *find_array(const gguf_file *g, const char *key, gguf_type elem)
+{
+    const gguf_kv *kv = gguf_find(g, key);
+
+    return kv && gguf_kv_type(kv) == GGUF_ARRAY && gguf_kv_elem_type(kv) == elem ? kv : NULL;
+}
+
+static kvd_status read_strings(const gguf_kv *kv, tok_str **out, uint32_t *n, kvd_err *err)
+{
+    const uint64_t count = gguf_kv_count(kv);
+
+    if (count > INT32_MAX)
+        return kvd_fail(err, KVD_E_CORRUPT, 0, "tokenizer: %llu entries",
+                        (unsigned long long)count);
+    *out = kvd_calloc(count, sizeof(**out));
+    if (!*out)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "tokenizer: no memory for %llu entries",
+                        (unsigned long long)count);
+    for (uint64_t i = 0; i < count; i++) {
+        gguf_str s = { 0 };
+
+        gguf_kv_str(kv, i, &s);
+        (*out)[i] = (tok_str){ .data = s.data, .len = s.len };
+    }
+    *n = (uint32_t)count;
+    return KVD_OK;
+}
+
+static kvd_status read_tables(const gguf_file *g, tok_vocab *v, vocab_tables *t, kvd_err *err)
+{
+    const gguf_kv *tokens = find_array(g, "tokenizer.ggml.tokens", GGUF_STRING);
+    const gguf_kv *merges = find_array(g, "tokenizer.ggml.merges", GGUF_STRING);
+    const gguf_kv *scores = find_array(g, "tokenizer.ggml.scores", GGUF_F32);
+    const gguf_kv *attrs  = find_array(g, "tokenizer.ggml.token_type", GGUF_I32);
+
+    if (!tokens)
+        return kvd_fail(err, KVD_E_CORRUPT, 0, "tokenizer.ggml.tokens is missing");
+    KVD_TRY(read_strings(tokens, &t->token, &v->n_token, err));
+    if (merges)
+        KVD_TRY(read_strings(merges, &t->merge, &v->n_merge, err));
+    if ((scores && gguf_kv_count(scores) != v->n_token) ||
+        (attrs && gguf_kv_count(attrs) != v->n_token))
+        return kvd_fail(err, KVD_E_CORRUPT, 0,
+                        "tokenizer.ggml.scores or token_type do not have one entry for each of %u "
+                        "tokens",
+                        v->n_token);
+    t->score = scores ? kvd_calloc(v->n_token, sizeof(float)) : NULL;
+    t->attr  = attrs ? kvd_calloc(v->n_token, sizeof(int32_t)) : NULL;
+    if ((scores && !t->score) || (attrs && !t->attr))
+        return kvd_fail(err, KVD_E_NOMEM, 0, "tokenizer: no memory for %u entries", v->n_token);
+    for (uint32_t i = 0; i < v->n_token; i++) {
+        double  d = 0;
+        int64_t a = TOK_NORMAL;
+
+        if (scores && gguf_kv_f64(scores, i, &d))
+            t->score[i] = (float)d;
+        if (attrs && gguf_kv_i64(attrs, i, &a))
+            t->attr[i] = (int32_t)a;
+    }
+    v->token = t->token;
+    v->merge = t->merge;
+    v->score = t->score;
+    v->attr  = t->attr;
+    return KVD_OK;
+}
+
+/* Token ids are optional; absent is -1, out of range is a damaged file. */
+static kvd_status read_id(const gguf_file *g, const char *key, uint32_t n_token, int32_t *out,
+                          kvd_err *err)
+{
+    uint32_t id = UINT32_MAX;
+
+    KVD_TRY(gguf_get_u32(g, key, false, &id, err));
+    *out = -1;
+    if (id == UINT32_MAX)
+        return KVD_OK;
+    if (id >= n_token)
+        return kvd_fail(err, KVD_E_CORRUPT, 0, "%s is %u, the vocabulary has %u tokens", key, id,
+                        n_token);
+    *out = (int32_t)id;
+    return KVD_OK;
+}
+
+static kvd_status read_vocab(const gguf_file *g, tok_vocab *v, vocab_tables *t, kvd_err *err)
+{
+    gguf_str kind = { 0 }, pre = { 0 };
+
+    KVD_TRY(gguf_get_str(g, "tokenizer.ggml.model", true, &kind, err));
+    if (gguf_str_eq(kind, "gpt2"))
+        v->model = TOK_BPE;
+    else if (gguf_str_eq(kind, "llama"))
+        v->model = TOK_SPM;
+    else
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "tokenizer model '%.*s' (known: gpt2, llama)",
+                        (int)kvd_min_u64(kind.len, 64), kind.data);
+    KVD_TRY(gguf_get_str(g, "tokenizer.ggml.pre", false, &pre, err));
+    v->pre = (tok_str){ .data = pre.data, .len = pre.len };
+    KVD_TRY(read_tables(g, v, t, err));
+    KVD_TRY(read_id(g, "tokenizer.ggml.bos_token_id", v->n_token, &v->bos, err));
+    KVD_TRY(read_id(g, "tokenizer.ggml.eos_token_id", v->n_token, &v->eos, err));
+    KVD_TRY(read_id(g, "tokenizer.ggml.eot_token_id", v->n_token, &v->eot, err));
+    KVD_TRY(read_id(g, "tokenizer.ggml.unknown_token_id", v->n_token, &v->unk, err));
+    v->add_bos          = v->model == TOK_SPM;
+    v->add_space_prefix = v->model == TOK_SPM;
+    KVD_TRY(gguf_get_bool(g, "tokenizer.ggml.add_bos_token", false, &v->add_bos, err));
+    KVD_TRY(gguf_get_bool(g, "tokenizer.ggml.add_eos_token", false, &v->add_eos, err));
+    return gguf_get_bool(g, "tokenizer.ggml.add_space_prefix", false, &v->add_space_prefix, err);
+}
+
+static kvd_status open_tokenizer(kvd_model *m, const char *pre, kvd_err *err)
+{
+    const uint32_t n_vocab = model_get_hparams(m->net)->n_vocab;
+    tok_vocab      v       = { 0 };
+    vocab_tables   t       = { 0 };
+    kvd_status     st      = read_vocab(m->file, &v, &t, err);
+
+    if (st == KVD_OK && v.n_token != n_vocab)
+        st = kvd_fail(err, KVD_E_CORRUPT, 0,
+                      "the tokenizer has %u tokens, token_embd.weight %u rows", v.n_token, n_vocab);
+    if (pre)
+        v.pre = (tok_str){ .data = pre, .len = strlen(pre) };
+    if (st == KVD_OK)
+        st = tok_open(&m->tok, &v, err);
+    kvd_free(t.token);
+    kvd_free(t.merge);
+    kvd_free(t.score);
+    kvd_free(t.attr);
+    return st;
+}
+
+/* ---- chat template ---------------------------------------------------------------- */
+
+static const char *special_text(const tok *t, int32_t id, char *out, size_t cap)
+{
+    size_t      len = 0;
+    const char *s   = id >= 0 ? tok_bytes(t, id, &len) : "";
+
+    snprintf(out, cap, "%.*s", (int)kvd_min_u64(len, cap - 1), s ? s : "");
+    return out;
+}
+
+kvd_status engine_chat_render(const kvd_model *m, const kvd_chat_request *r, kvd_buf *out,
+                              kvd_span **spans, size_t *n_span, kvd_err *err)
+{
+    char       bos[64], eos[64];
+    tmpl_input in = {
+        .messages_json         = r->messages_json,
+        .tools_json            = r->tools_json,
+        .vars_json             = r->vars_json,
+        .add_generation_prompt = r->add_generation_prompt,
+        .now_unix              = (int64_t)time(NULL),
+    };
+
+    if (!m->tmpl)
+        return kvd_fail(
+            err, KVD_E_UNSUPPORTED, 0,
+            "the model has no chat template; give one (--chat-template FILE) or use the "
+            "raw text (--raw)");
+    in.bos_token = special_text(m->tok, tok_bos(m->tok), bos, sizeof(bos));
+    in.eos_token = special_text(m->tok, tok_eos(m->tok), eos, sizeof(eos));
+    return tmpl_render(m->tmpl, &in, out, spans, n_span, err);
+}
+
+/* One short dialogue is rendered at open, so that a template that cannot run is known at start.
+ * A template may refuse the dialogue by its own rules (raise_exception): that is not our failure.
+ */
+static kvd_status test_template(const kvd_model *m, kvd_err *err)
+{
+    const kvd_chat_request r = {
+        .struct_size           = sizeof(r),
+        .messages_json         = "[{\"role\":\"user\",\"content\":\"hello\"}]",
+        .add_generation_prompt = true,
+    };
+    kvd_buf    out   = { 0 };
+    kvd_span  *spans = NULL;
+    size_t     n     = 0;
+    kvd_status st    = engine_chat_render(m, &r, &out, &spans, &n, err);
+
+    kvd_buf_free(&out);
+    kvd_free(spans);
+    return st == KVD_E_INVAL ? KVD_OK : st;
+}
+
+static kvd_status open_template(kvd_model *m, const char *given, kvd_err *err)
+{
+    gguf_str   text = { 0 };
+    kvd_err    why  = { 0 };
+    kvd_status st;
+
+    KVD_TRY(gguf_get_str(m->file, "tokenizer.chat_template", false, &text, err));
+    if (given)
+        text = (gguf_str){ .data = given, .len = strlen(given) };
+    if (text.len == 0)
+        return KVD_OK;
+    m->tmpl_text = kvd_strndup(text.data, text.len);
+    if (!m->tmpl_text)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the chat template");
+    st = tmpl_open(&m->tmpl, text.data, text.len, &why);
+    if (st == KVD_OK)
+        st = test_template(m, &why);
+    if (st == KVD_OK || st == KVD_E_NOMEM) {
+        if (err && st != KVD_OK)
+            *err = why;
+        return st;
+    }
+    return kvd_fail(err, st, 0,
+                    "the chat template cannot be run: %s; give another with "
+                    "--chat-template FILE",
+                    why.msg);
+}
+
+/* ---- open ------------------------------------------------------------------------- */
+
+/* The element type that holds most of the weights, for people. */
+static void name_file_type(kvd_model *m)
+{
+    uint64_t bytes[32] = { 0 };
+    uint32_t best      = 0;
+
+    for (uint64_t i = 0; i < gguf_n_tensor(m->file); i++) {
+        const gguf_tensor *t = gguf_tensor_at(m->file, i);
+
+        if (t->type_id < KVD_COUNTOF(bytes))
+            bytes[t->type_id] += t->bytes;
+    }
+    for (uint32_t i = 0; i < KVD_COUNTOF(bytes); i++)
+        if (bytes[i] > bytes[best])
+            best = i;
+    snprintf(m->file_type, sizeof(m->file_type), "%s", kvd_dtype_name(best));
+}
+
+static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *err)
+{
+    const model_rope_request rope = { .scaling  = p->rope_scaling,
+                                      .factor   = p->rope_factor,
+                                      .orig_ctx = p->rope_orig_ctx,
+                                      .base     = p->rope_base };
+    const kvd_backend_params be   = { .name          = p->backend,
+                                      .cpu_isa       = p->cpu_isa,
+                                      .n_thread      = p->n_thread,
+                                      .precise       = p->precise,
+                                      .deterministic = p->deterministic };
+    gguf_str                 name = { 0 };
+
+    KVD_TRY(gguf_open(&m->file, p->path, err));
+    KVD_TRY(model_open(&m->net, m->file, &rope, err));
+    KVD_TRY(gguf_get_str(m->file, "general.name", false, &name, err));
+    snprintf(m->name, sizeof(m->name), "%.*s", (int)kvd_min_u64(name.len, sizeof(m->name) - 1),
+             name.data ? name.data : "");
+    name_file_type(m);
+    KVD_TRY(open_tokenizer(m, p->pre_tokenizer, err));
+    KVD_TRY(open_template(m, p->chat_template, err));
+    KVD_TRY(kvd_backend_open(&m->be, &be, err));
+    return m->be->ops->stream_open(m->be, &m->stream, err);
+}
+
+kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err *err)
+{
+    kvd_model *m;
+    kvd_status st;
+
+    *out = NULL;
+    if (!p->path)
+        return kvd_fail(err, KVD_E_INVAL, 0, "no model file given (-m)");
+    m = kvd_calloc(1, sizeof(*m));
+    if (!m)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the model");
+    m->precise = p->precise || (p->backend && strcmp(p->backend, "ref") == 0);
+    st         = open_parts(m, p, err);
+    if (st != KVD_OK) {
+        engine_model_close(m);
+        return st;
+    }
+    *out = m;
+    return KVD_OK;
+}
+
+void engine_model_close(kvd_model *m)
+{
+    if (!m)
+        return;
+    if (m->stream)
+        m->be->ops->stream_close(m->stream);
+    kvd_backend_close(m->be);
+    tmpl_close(m->tmpl);
+    kvd_free(m->tmpl_text);
+    tok_close(m->tok);
+    model_close(m->net);
+    gguf_close(m->file);
+    kvd_free(m);
+}
+
+uint64_t engine_model_heap_bytes(const kvd_model *m)
+{
+    return sizeof(*m) + gguf_heap_bytes(m->file) + model_heap_bytes(m->net) +
+           tok_heap_bytes(m->tok) + (m->tmpl_text ? strlen(m->tmpl_text) : 0);
+}

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine_pipeline.c - one batch through all layers: the only place where model meets kv.
+ *
+ * The last layer is computed only for the rows whose logits are wanted: its K and V are stored for
+ * all rows, then the wanted rows move to the front and each attends as a part of its own.  In a
+ * prefill that leaves one row of 512 to attention and feed-forward there.
+ *
+ * Cancellation is polled at layer edges.  Nothing here allocates: the guard is armed. */
+#include <string.h>
+
+#include "engine/engine.h"
+
+static model_run run_of(kvd_session *s, uint32_t n_token)
+{
+    engine_buffers *b = &s->buf;
+
+    return (model_run){
+        .stream  = s->model->stream,
+        .ops     = s->model->be->ops,
+        .n_token = n_token,
+        .cos_sin = b->cos_sin,
+        .x       = b->x,
+        .xn      = b->xn,
+        .q       = b->q,
+        .k       = b->k,
+        .v       = b->v,
+        .att     = b->att,
+        .gate    = b->gate,
+        .up      = b->up,
+    };
+}
+
+static void fill_cos_sin(kvd_session *s)
+{
+    const model   *net   = s->model->net;
+    const uint32_t n_rot = model_get_hparams(net)->n_rot;
+
+    for (uint32_t i = 0; i < s->n_part; i++) {
+        const kvd_kv_seq *p = &s->part[i];
+
+        for (uint32_t r = 0; r < p->n_row; r++)
+            model_rope_row(net, p->n_past + r, s->seq[s->part_seq[i]].rope_long,
+                           s->buf.cos_sin + (size_t)(p->first_row + r) * n_rot);
+    }
+}
+
+static kvd_status store_kv(kvd_session *s, uint32_t layer, const model_run *r, kvd_err *err)
+{
+    const kvd_kv_layout      l = kv_layout(s->kv, layer);
+    const kvd_kv_append_args a = {
+        .n_seq    = s->n_part,
+        .seq      = s->part,
+        .kv       = l,
+        .k_stride = (uint64_t)l.n_kv_head * l.head_dim,
+        .v_stride = (uint64_t)l.n_kv_head * l.head_dim,
+        .k        = r->k,
+        .v        = r->v,
+    };
+
+    return r->ops->kv_append(r->stream, &a, err);
+}
+
+static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, const kvd_kv_seq *part,
+                         uint32_t n_part, kvd_err *err)
+{
+    const model_hparams *hp     = model_get_hparams(s->model->net);
+    const uint64_t       stride = (uint64_t)hp->n_head * hp->head_dim;
+    const kvd_attn_args  a      = {
+              .n_seq      = n_part,
+              .n_head     = hp->n_head,
+              .seq        = part,
+              .kv         = kv_layout(s->kv, layer),
+              .q_stride   = stride,
+              .out_stride = stride,
+              .q          = r->q,
+              .out        = r->att,
+              .scale      = hp->attn_scale,
+    };
+
+    return r->ops->attn(r->stream, &a, err);
+}
+
+/* The part of the batch that holds this row. */
+static const kvd_kv_seq *part_of_row(const kvd_session *s, uint32_t row)
+{
+    const kvd_kv_seq *p = s->part;
+
+    while (row < p->first_row || row - p->first_row >= p->n_row)
+        p++; /* every row is in one */
+    return p;
+}
+
+/* Moves the wanted rows of x and q to the front, in the order of their logits, and describes them
+ * as parts of their own; neighbours stay together, so that they share the reading of K and V.
+ * Wanted rows may lie in any order, so they travel through xn and att, which hold nothing here.
+ * Returns the number of parts. */
+static uint32_t keep_wanted_rows(kvd_session *s, const model_run *r)
+{
+    const model_hparams *hp = model_get_hparams(s->model->net);
+    const size_t         nx = hp->n_embd, nq = (size_t)hp->n_head * hp->head_dim;
+    uint32_t             n = 0;
+
+    for (uint32_t i = 0; i < s->n_out; i++) {
+        const uint32_t    row  = s->out_row[i];
+        const kvd_kv_seq *part = part_of_row(s, row);
+
+        memcpy(r->xn + i * nx, r->x + row * nx, nx * sizeof(float));
+        memcpy(r->att + i * nq, r->q + row * nq, nq * sizeof(float));
+        if (i > 0 && row == s->out_row[i - 1] + 1 && part == part_of_row(s, row - 1)) {
+            s->out_part[n - 1].n_row++;
+            continue;
+        }
+        s->out_part[n++] = (kvd_kv_seq){ .first_row = i,
+                                         .n_row     = 1,
+                                         .n_past    = part->n_past + row - part->first_row,
+                                         .block     = part->block };
+    }
+    memcpy(r->x, r->xn, s->n_out * nx * sizeof(float));
+    memcpy(r->q, r->att, s->n_out * nq * sizeof(float));
+    return n;
+}
+
+static kvd_status run_layers(kvd_session *s, model_run *r, kvd_err *err)
+{
+    const model   *net     = s->model->net;
+    const uint32_t n_layer = model_get_hparams(net)->n_layer;
+
+    for (uint32_t il = 0; il < n_layer; il++) {
+        const kvd_kv_seq *part   = s->part;
+        uint32_t          n_part = s->n_part;
+
+        if (atomic_exchange_explicit(&s->cancel, false, memory_order_relaxed))
+            return kvd_fail(err, KVD_E_CANCELED, 0, "evaluation canceled at layer %u", il);
+        KVD_TRY(model_qkv(net, il, r, err));
+        KVD_TRY(store_kv(s, il, r, err));
+        if (il + 1 == n_layer) {
+            if (s->n_out == 0)
+                break;
+            n_part     = keep_wanted_rows(s, r);
+            r->n_token = s->n_out;
+            part       = s->out_part;
+        }
+        KVD_TRY(attend(s, il, r, part, n_part, err));
+        KVD_TRY(model_ffn(net, il, r, err));
+    }
+    return KVD_OK;
+}
+
+kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
+{
+    model_run  r   = run_of(s, n_token);
+    const bool was = kvd_alloc_guard(true);
+    kvd_status st;
+
+    fill_cos_sin(s);
+    st = model_embed(s->model->net, &r, s->buf.token, err);
+    if (st == KVD_OK)
+        st = run_layers(s, &r, err);
+    if (st == KVD_OK && s->n_out > 0)
+        st = model_logits(s->model->net, &r, s->buf.logits, err);
+    if (st == KVD_OK)
+        st = r.ops->stream_sync(r.stream, err);
+    kvd_alloc_guard(was);
+    return st;
+}

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine_sampler.c - from logits to a token.
+ *
+ * Order: bias, penalties, greedy if temperature <= 0; else top-k, top-p and min-p over softmax of
+ * the logits at temperature 1, then the temperature on what is left - the order llama.cpp's users
+ * know.  All memory is taken at open.
+ *
+ * The history is a ring of the last penalty_last_n tokens with a count per token beside it, so that
+ * accepting costs O(1) and penalties O(distinct tokens in the ring). */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+#define HISTORY_MAX (1u << 20) /* what penalty_last_n = -1 means */
+
+typedef struct candidate {
+    float   logit;
+    int32_t id;
+} candidate;
+
+struct kvd_sampler {
+    kvd_sampler_params p;
+    uint32_t           n_vocab;
+    kvd_rng            rng;
+    kvd_logit_bias    *bias;  /* [n_bias] */
+    float             *logit; /* [n_vocab] working copy */
+    candidate         *cand;  /* [n_vocab] */
+    uint32_t          *count; /* [n_vocab] occurrences in the ring */
+    int32_t           *ring;  /* [ring_cap] */
+    uint32_t           ring_cap, ring_len, ring_at;
+};
+
+static kvd_status check_params(uint32_t n_vocab, const kvd_sampler_params *p, kvd_err *err)
+{
+    if (!isfinite(p->temperature) || !isfinite(p->top_p) || !isfinite(p->min_p) ||
+        !isfinite(p->presence_penalty) || !isfinite(p->frequency_penalty) ||
+        !(p->repeat_penalty > 0.0f && isfinite(p->repeat_penalty)))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "sampler: temperature, top_p, min_p and penalties must be finite numbers, "
+                        "the repeat penalty above 0");
+    if (p->n_bias && !p->bias)
+        return kvd_fail(err, KVD_E_INVAL, 0, "sampler: %zu biases, but no list", p->n_bias);
+    for (size_t i = 0; i < p->n_bias; i++)
+        if (p->bias[i].token < 0 || (uint32_t)p->bias[i].token >= n_vocab || isnan(p->bias[i].bias))
+            return kvd_fail(err, KVD_E_INVAL, 0, "sampler: bias %zu is for token %d of %u", i,
+                            p->bias[i].token, n_vocab);
+    return KVD_OK;
+}
+
+kvd_status engine_sampler_open(kvd_sampler **out, uint32_t n_vocab, const kvd_sampler_params *p,
+                               kvd_err *err)
+{
+    kvd_sampler *sm;
+
+    *out = NULL;
+    KVD_TRY(check_params(n_vocab, p, err));
+    sm = kvd_calloc(1, sizeof(*sm));
+    if (!sm)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "sampler: no memory");
+    sm->p        = *p;
+    sm->p.bias   = NULL;
+    sm->n_vocab  = n_vocab;
+    sm->ring_cap = p->penalty_last_n < 0
+                       ? HISTORY_MAX
+                       : (uint32_t)kvd_min_u64((uint32_t)p->penalty_last_n, HISTORY_MAX);
+    kvd_rng_seed(&sm->rng, p->seed);
+    sm->bias  = kvd_calloc(p->n_bias, sizeof(*sm->bias));
+    sm->logit = kvd_calloc(n_vocab, sizeof(*sm->logit));
+    sm->cand  = kvd_calloc(n_vocab, sizeof(*sm->cand));
+    sm->count = kvd_calloc(n_vocab, sizeof(*sm->count));
+    sm->ring  = kvd_calloc(sm->ring_cap, sizeof(*sm->ring));
+    if (!sm->bias || !sm->logit || !sm->cand || !sm->count || !sm->ring) {
+        engine_sampler_close(sm);
+        return kvd_fail(err, KVD_E_NOMEM, 0, "sampler: no memory");
+    }
+    if (p->n_bias)
+        memcpy(sm->bias, p->bias, p->n_bias * sizeof(*sm->bias));
+    *out = sm;
+    return KVD_OK;
+}
+
+void engine_sampler_close(kvd_sampler *sm)
+{
+    if (!sm)
+        return;
+    kvd_free(sm->bias);
+    kvd_free(sm->logit);
+    kvd_free(sm->cand);
+    kvd_free(sm->count);
+    kvd_free(sm->ring);
+    kvd_free(sm);
+}
+
+void engine_sampler_accept(kvd_sampler *sm, int32_t token)
+{
+    if (sm->ring_cap == 0 || token < 0 || (uint32_t)token >= sm->n_vocab)
+        return;
+    if (sm->ring_len == sm->ring_cap)
+        sm->count[sm->ring[sm->ring_at]]--;
+    else
+        sm->ring_len++;
+    sm->ring[sm->ring_at] = token;
+    sm->ring_at           = (sm->ring_at + 1) % sm->ring_cap;
+    sm->count[token]++;
+}
+
+static void penalise_token(kvd_sampler *sm, int32_t id, uint32_t n)
+{
+    const kvd_sampler_params *p = &sm->p;
+    float                    *l = &sm->logit[id];
+
+    *l = *l > 0.0f ? *l / p->repeat_penalty : *l * p->repeat_penalty;
+    *l -= (float)n * p->frequency_penalty + p->presence_penalty;
+}
+
+/* Each token of the ring once: its count is set aside while the ring is walked. */
+static void penalise(kvd_sampler *sm)
+{
+    const kvd_sampler_params *p = &sm->p;
+
+    if (p->repeat_penalty == 1.0f && p->presence_penalty == 0.0f && p->frequency_penalty == 0.0f)
+        return;
+    for (uint32_t i = 0; i < sm->ring_len; i++) {
+        const int32_t id = sm->ring[i];
+
+        if (sm->count[id] == 0)
+            continue; /* seen */
+        penalise_token(sm, id, sm->count[id]);
+        sm->count[id] = 0;
+    }
+    for (uint32_t i = 0; i < sm->ring_len; i++)
+        sm->count[sm->ring[i]]++;
+}
+
+static int32_t argmax(const float *x, uint32_t n)
+{
+    uint32_t best = 0;
+
+    for (uint32_t i = 1; i < n; i++)
+        if (x[i] > x[best] || isnan(x[best]))
+            best = i;
+    return (int32_t)best;
+}
+
+/* Descending by logit; of equals the lower id first, so that results repeat. */
+static int by_logit(const void *a, const void *b)
+{
+    const candidate *x = a, *y = b;
+
+    if (x->logit != y->logit)
+        return x->logit > y->logit ? -1 : 1;
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+/* Moves the k best to the front of c, in any order (quickselect on a copy of the key order). */
+static void select_top(candidate *c, uint32_t n, uint32_t k)
+{
+    uint32_t lo = 0, hi = n;
+
+    while (hi - lo > 1 && k > lo && k < hi) {
+        const candidate pivot = c[lo + (hi - lo) / 2];
+        uint32_t        i = lo, j = hi - 1;
+
+        for (;;) { /* Hoare partition: afterwards [lo, j] are no worse than [j + 1, hi) */
+            while (by_logit(&c[i], &pivot) < 0)
+                i++;
+            while (by_logit(&c[j], &pivot) > 0)
+                j--;
+            if (i >= j)
+                break;
+            const candidate t = c[i];
+            c[i++]            = c[j];
+            c[j--]            = t;
+        }
+        if (k <= j + 1)
+            hi = j + 1;
+        else
+            lo = j + 1;
+    }
+}
+
+/* Fills cand with what may be sampled, best first; logits that are NaN or -inf never may. */
+static uint32_t candidates(kvd_sampler *sm)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < sm->n_vocab; i++)
+        if (sm->logit[i] > -FLT_MAX)
+            sm->cand[n++] = (candidate){ .logit = sm->logit[i], .id = (int32_t)i };
+    if (sm->p.top_k > 0 && (uint32_t)sm->p.top_k < n) {
+        select_top(sm->cand, n, (uint32_t)sm->p.top_k);
+        n = (uint32_t)sm->p.top_k;
+    }
+    qsort(sm->cand, n, sizeof(*sm->cand), by_logit);
+    return n;
+}
+
+/* How many of the n sorted candidates top-p and min-p leave; at least one. */
+static uint32_t cut_tail(const kvd_sampler *sm, uint32_t n)
+{
+    const candidate *c     = sm->cand;
+    double           total = 0.0, sum = 0.0;
+    uint32_t         keep = n;
+
+    if (sm->p.top_p < 1.0f) {
+        for (uint32_t i = 0; i < n; i++)
+            total += exp((double)(c[i].logit - c[0].logit));
+        for (keep = 0; keep < n && sum < (double)sm->p.top_p * total; keep++)
+            sum += exp((double)(c[keep].logit - c[0].logit));
+    }
+    if (sm->p.min_p > 0.0f) /* exp(l - l0) >= min_p */
+        while (keep > 1 && c[keep - 1].logit - c[0].logit < logf(sm->p.min_p))
+            keep--;
+    return keep ? keep : 1;
+}
+
+static int32_t draw(kvd_sampler *sm, uint32_t n)
+{
+    const candidate *c     = sm->cand;
+    const double     inv_t = 1.0 / (double)sm->p.temperature;
+    double           total = 0.0, u;
+    uint32_t         i;
+
+    for (i = 0; i < n; i++)
+        total += exp((double)(c[i].logit - c[0].logit) * inv_t);
+    u = (double)kvd_rng_f32(&sm->rng) * total;
+    for (i = 0; i + 1 < n; i++) {
+        u -= exp((double)(c[i].logit - c[0].logit) * inv_t);
+        if (u < 0.0)
+            break;
+    }
+    return c[i].id;
+}
+
+int32_t engine_sampler_sample(kvd_sampler *sm, const float *logits)
+{
+    int32_t  id;
+    uint32_t n;
+
+    memcpy(sm->logit, logits, sm->n_vocab * sizeof(*logits));
+    for (size_t i = 0; i < sm->p.n_bias; i++)
+        sm->logit[sm->bias[i].token] += sm->bias[i].bias;
+    penalise(sm);
+    if (sm->p.temperature <= 0.0f) {
+        id = argmax(sm->logit, sm->n_vocab);
+    } else {
+        n  = candidates(sm);
+        id = n ? draw(sm, cut_tail(sm, n)) : argmax(sm->logit, sm->n_vocab);
+    }
+    engine_sampler_accept(sm, id);
+    return id;
+}

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine_session.c - sessions: the memory plan and its allocation.
+ *
+ * Everything a session will ever use is computed by plan_buffers() and kv_plan(), reported by
+ * engine_session_plan(), and allocated by engine_session_open(); evaluations (engine_eval.c)
+ * allocate nothing. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+#define N_BATCH_DEFAULT 512u
+#define N_BATCH_MAX     16384u
+#define N_SEQ_MAX       4096u
+
+/* ---- plan ------------------------------------------------------------------------- */
+
+/* Zeros become defaults; limits are checked against the model. */
+static kvd_status complete_params(const kvd_model *m, const kvd_session_params *in,
+                                  kvd_session_params *p, kvd_err *err)
+{
+    const model_hparams *hp = model_get_hparams(m->net);
+
+    *p = *in;
+    if (p->n_ctx == 0)
+        p->n_ctx = hp->n_ctx_train;
+    if (p->n_ctx > hp->n_ctx_train)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "context of %u tokens asked for (-c), the model has %u; RoPE scaling "
+                        "(--rope-scaling yarn --rope-scale F) extends it",
+                        p->n_ctx, hp->n_ctx_train);
+    if (p->n_seq == 0)
+        p->n_seq = 1;
+    if (p->n_seq > N_SEQ_MAX)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%u sequences: at most %u", p->n_seq, N_SEQ_MAX);
+    if (p->kv_tokens == 0)
+        p->kv_tokens = (uint64_t)kvd_align_up(p->n_ctx, KV_BLOCK_TOKENS) * p->n_seq;
+    if (p->n_batch == 0)
+        p->n_batch = N_BATCH_DEFAULT;
+    if (p->n_batch > N_BATCH_MAX)
+        return kvd_fail(err, KVD_E_INVAL, 0, "batch of %u tokens (-b): at most %u", p->n_batch,
+                        N_BATCH_MAX);
+    if (p->n_batch < p->n_seq)
+        p->n_batch = p->n_seq;
+    if (p->n_logits == 0)
+        p->n_logits = p->n_seq;
+    if (p->n_logits > p->n_batch)
+        p->n_logits = p->n_batch;
+    if (p->kv_type == KVD_KV_AUTO)
+        p->kv_type = m->precise ? KVD_KV_F32 : KVD_KV_BF16;
+    if (p->kv_type != KVD_KV_F32 && p->kv_type != KVD_KV_BF16)
+        return kvd_fail(err, KVD_E_INVAL, 0, "kv_type %d is none of kvd_kv_type", (int)p->kv_type);
+    return KVD_OK;
+}
+
+static kv_params kv_params_of(const kvd_model *m, const kvd_session_params *p)
+{
+    const model_hparams *hp = model_get_hparams(m->net);
+
+    return (kv_params){ .n_layer   = hp->n_layer,
+                        .n_kv_head = hp->n_kv_head,
+                        .head_dim  = hp->head_dim,
+                        .n_seq     = p->n_seq,
+                        .n_ctx     = p->n_ctx,
+                        .n_token   = p->kv_tokens,
+                        .type      = p->kv_type == KVD_KV_F32 ? KVD_DTYPE_F32 : KVD_DTYPE_BF16 };
+}
+
+static kvd_backend_limits limits_of(const kvd_model *m, const kvd_session_params *p)
+{
+    const model_hparams *hp = model_get_hparams(m->net);
+
+    return (kvd_backend_limits){ .n_token = p->n_batch,
+                                 .n_seq   = p->n_batch, /* wanted rows can be parts of their own */
+                                 .n_col   = model_max_cols(m->net),
+                                 .n_head  = hp->n_head,
+                                 .n_kv_head = hp->n_kv_head,
+                                 .head_dim  = hp->head_dim,
+                                 .n_ctx     = p->n_ctx };
+}
+
+/* Lays the buffers out one behind the other; base NULL only measures. */
+static uint64_t plan_buffers(const kvd_model *m, const kvd_session_params *p, engine_buffers *b,
+                             uint8_t *base)
+{
+    const model_hparams *hp   = model_get_hparams(m->net);
+    const uint64_t       n_q  = (uint64_t)hp->n_head * hp->head_dim;
+    const uint64_t       n_kv = (uint64_t)hp->n_kv_head * hp->head_dim;
+    const struct {
+        void   **at;
+        uint64_t row, n_row; /* elements of 4 bytes */
+    } part[] = {
+        { (void **)&b->x, hp->n_embd, p->n_batch },
+        { (void **)&b->xn, hp->n_embd, p->n_batch },
+        { (void **)&b->q, n_q, p->n_batch },
+        { (void **)&b->k, n_kv, p->n_batch },
+        { (void **)&b->v, n_kv, p->n_batch },
+        { (void **)&b->att, n_q, p->n_batch },
+        { (void **)&b->gate, hp->n_ff, p->n_batch },
+        { (void **)&b->up, hp->n_ff, p->n_batch },
+        { (void **)&b->cos_sin, hp->n_rot, p->n_batch },
+        { (void **)&b->logits, hp->n_vocab, p->n_logits },
+        { (void **)&b->token, 1, p->n_batch },
+    };
+    uint64_t off = 0;
+
+    for (size_t i = 0; i < KVD_COUNTOF(part); i++) {
+        if (base)
+            *part[i].at = base + off;
+        /* limits of model_hparams.c and complete_params() keep this far from 64 bits */
+        off += kvd_align_up(4 * part[i].row * part[i].n_row, KVD_CACHE_LINE);
+    }
+    return off;
+}
+
+static uint64_t session_host_bytes(const kvd_session_params *p)
+{
+    const uint64_t per_row = 2 * sizeof(kvd_kv_seq) + 2 * sizeof(uint32_t);
+    const uint64_t per_seq = sizeof(engine_seq) + 4 + 4 * (uint64_t)p->n_ctx;
+
+    return sizeof(kvd_session) + per_row * p->n_batch + per_seq * p->n_seq;
+}
+
+static kvd_status fill_plan(const kvd_model *m, const kvd_session_params *p, kvd_plan *out,
+                            kvd_err *err)
+{
+    const kv_params          kp  = kv_params_of(m, p);
+    const kvd_backend_limits lim = limits_of(m, p);
+    engine_buffers           buf;
+    kv_sizes                 kv;
+    uint64_t                 fixed, room;
+
+    KVD_TRY(kv_plan(&kp, &kv, err));
+    out->weight_bytes  = gguf_mapped_bytes(m->file);
+    out->kv_bytes      = kv.pool_bytes;
+    out->scratch_bytes = plan_buffers(m, p, &buf, NULL) + m->be->ops->reserve_bytes(m->be, &lim);
+    out->host_bytes    = engine_model_heap_bytes(m) + kv.host_bytes + session_host_bytes(p);
+    out->total_bytes   = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
+    out->kv_bytes_per_token = kv.bytes_per_token;
+    out->available_bytes    = os_mem_available();
+    out->n_ctx              = p->n_ctx;
+    out->n_seq              = p->n_seq;
+    out->n_batch            = p->n_batch;
+    fixed                   = out->total_bytes - out->kv_bytes;
+    room                    = out->available_bytes > fixed ? out->available_bytes - fixed : 0;
+    out->n_ctx_fits =
+        (uint32_t)kvd_min_u64(room / kv.bytes_per_token, model_get_hparams(m->net)->n_ctx_train);
+    return KVD_OK;
+}
+
+kvd_status engine_session_plan(const kvd_model *m, const kvd_session_params *in, kvd_plan *out,
+                               kvd_err *err)
+{
+    kvd_session_params p;
+
+    KVD_TRY(complete_params(m, in, &p, err));
+    return fill_plan(m, &p, out, err);
+}
+
+/* ---- open and close --------------------------------------------------------------- */
+
+static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
+{
+    const kvd_session_params *p = &s->params;
+
+    s->part     = kvd_calloc(p->n_batch, sizeof(*s->part));
+    s->out_part = kvd_calloc(p->n_batch, sizeof(*s->out_part));
+    s->part_seq = kvd_calloc(p->n_batch, sizeof(*s->part_seq));
+    s->out_row  = kvd_calloc(p->n_batch, sizeof(*s->out_row));
+    s->seq_rows = kvd_calloc(p->n_seq, sizeof(*s->seq_rows));
+    s->seq      = kvd_calloc(p->n_seq, sizeof(*s->seq));
+    s->tokens   = kvd_calloc((size_t)p->n_seq * p->n_ctx, sizeof(*s->tokens));
+    if (!s->part || !s->out_part || !s->part_seq || !s->out_row || !s->seq_rows || !s->seq ||
+        !s->tokens)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its tables");
+    for (uint32_t i = 0; i < p->n_seq; i++)
+        s->seq[i].token = s->tokens + (size_t)i * p->n_ctx;
+    return KVD_OK;
+}
+
+/* A plan that cannot fit is refused before the machine starts to swap or kill. */
+static kvd_status check_fits(const kvd_plan *plan, kvd_err *err)
+{
+    const uint64_t need = plan->kv_bytes + plan->scratch_bytes + plan->host_bytes;
+
+    if (need <= plan->available_bytes)
+        return KVD_OK;
+    return kvd_fail(err, KVD_E_NOMEM, 0,
+                    "KV cache %" PRIu64 " MiB and scratch %" PRIu64 " MiB for a context of %u "
+                    "tokens x %u do not fit the %" PRIu64 " MiB available; -c %u would",
+                    plan->kv_bytes >> 20, plan->scratch_bytes >> 20, plan->n_ctx, plan->n_seq,
+                    plan->available_bytes >> 20, plan->n_ctx_fits);
+}
+
+kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_session_params *in,
+                               kvd_err *err)
+{
+    kvd_session_params p;
+    kvd_plan           plan = { 0 };
+    kvd_backend_limits lim;
+    kv_params          kp;
+    kvd_session       *s;
+    kvd_status         st;
+
+    *out = NULL;
+    KVD_TRY(complete_params(m, in, &p, err));
+    KVD_TRY(fill_plan(m, &p, &plan, err));
+    KVD_TRY(check_fits(&plan, err));
+    s = kvd_calloc(1, sizeof(*s));
+    if (!s)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory");
+    s->model  = m;
+    s->params = p;
+    lim       = limits_of(m, &p);
+    kp        = kv_params_of(m, &p);
+    st        = alloc_tables(s, err);
+    if (st == KVD_OK)
+        st = m->be->ops->reserve(m->be, &lim, err);
+    if (st == KVD_OK)
+        st = kv_store_open(&s->kv, m->be, &kp, err);
+    if (st == KVD_OK)
+        st = m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE, plan_buffers(m, &p, &s->buf, NULL),
+                                   &s->buf.mem, err);
+    if (st != KVD_OK) {
+        engine_session_close(s);
+        return st;
+    }
+    plan_buffers(m, &p, &s->buf, s->buf.mem.ptr);
+    kvd_log(KVD_LOG_INFO,
+            "session: %u sequence(s) of up to %u tokens, KV %" PRIu64 " MiB (%" PRIu64
+            " bytes a token), scratch %" PRIu64 " MiB",
+            p.n_seq, p.n_ctx, plan.kv_bytes >> 20, plan.kv_bytes_per_token,
+            plan.scratch_bytes >> 20);
+    *out = s;
+    return KVD_OK;
+}
+
+void engine_session_close(kvd_session *s)
+{
+    if (!s)
+        return;
+    s->model->be->ops->mem_free(s->model->be, &s->buf.mem);
+    kv_store_close(s->kv);
+    kvd_free(s->part);
+    kvd_free(s->out_part);
+    kvd_free(s->part_seq);
+    kvd_free(s->out_row);
+    kvd_free(s->seq_rows);
+    kvd_free(s->seq);
+    kvd_free(s->tokens);
+    kvd_free(s);
+}
