@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "backend/cpu/cpu_attn.h"
 #include "backend/cpu/cpu_ref.h"
 
 #define CPU_N_THREAD_MAX 1024
@@ -62,6 +63,10 @@ static kvd_status cpu_reserve(kvd_backend *b, const kvd_backend_limits *lim, kvd
 {
     cpu_backend *be = (cpu_backend *)(void *)b;
 
+    if (lim->head_dim > CPU_ATTN_HEAD_DIM_MAX)
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                        "cpu backend: heads of %" PRIu32 " elements; the limit is %u",
+                        lim->head_dim, CPU_ATTN_HEAD_DIM_MAX);
     KVD_TRY(cpu_grow(&be->mm_scratch, &be->mm_scratch_bytes, cpu_reserve_bytes_mm(be, lim),
                      "matmul", err));
     return cpu_grow(&be->at_scratch, &be->at_scratch_bytes, cpu_reserve_bytes_at(be, lim),

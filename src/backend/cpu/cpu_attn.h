@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cpu_attn.h - attention kernels, one table per level, and what the driver gives them.
+ *
+ * A kernel takes a few query rows (the query heads of one token that share a KV head) over a span
+ * of keys read straight from the records; each K and V row is loaded once for all of them. */
+#ifndef KVD_CPU_ATTN_H
+#define KVD_CPU_ATTN_H
+
+#include "backend/backend.h"
+
+/* Query rows of one KV head over keys [first_key, end_key).  The result is a partial softmax:
+ * part[q][head_dim] weighted sums of V, then n_q maxima, then n_q sums of exp(score - maximum). */
+typedef struct cpu_attn_rows {
+    const kvd_kv_layout *kv;
+    const uint64_t      *block; /* of the sequence */
+    uint32_t             kv_head, n_q, first_key, end_key;
+    const float         *q; /* [n_q][head_dim] */
+    float                scale;
+    float               *part;
+} cpu_attn_rows;
+
+typedef struct cpu_attn_kernels {
+    uint32_t width; /* head_dim must be a multiple */
+    void (*rows)(const cpu_attn_rows *);
+    /* acc = acc + part, both as in cpu_attn_rows */
+    void (*fold)(float *acc, const float *part, uint32_t n_q, uint32_t head_dim);
+    void (*finish)(const float *acc, float *out, uint32_t n_q, uint32_t head_dim);
+    /* one row into its record, rounded to nearest even */
+    void (*store)(kvd_dtype type, const float *x, void *dst, uint32_t n);
+} cpu_attn_kernels;
+
+extern const cpu_attn_kernels cpu_attn_scalar, cpu_attn_portable, cpu_attn_avx2, cpu_attn_avx512;
+
+#define CPU_ATTN_HEAD_DIM_MAX 512u
+
+static inline uint64_t cpu_attn_part_floats(uint32_t n_q, uint32_t head_dim)
+{
+    return (uint64_t)n_q * (head_dim + 2);
+}
+
+#endif
