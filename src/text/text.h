@@ -64,6 +64,9 @@ kvd_status tok_encode(const tok *t, const char *text, size_t len, const kvd_span
                       size_t n_trusted, bool add_bos, tok_ids *ids, kvd_err *err);
 void       tok_ids_free(tok_ids *ids);
 
+/* What add_bos means where the file has no tokenizer.ggml.add_bos_token: the family's habit. */
+bool tok_default_add_bos(tok_model model, tok_str pre);
+
 uint32_t    tok_n_token(const tok *t);
 /* The bytes a token decodes to (byte-level alphabet and U+2581 undone); specials: their text.
  * Borrowed; *len = 0 outside the vocabulary. */
