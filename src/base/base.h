@@ -11,6 +11,7 @@
 #include "base/dtype_blocks.h"
 #include "base/half.h"
 #include "base/misc.h"
+#include "base/options.h"
 #include "base/status.h"
 
 #endif

@@ -1,0 +1,534 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* options.c - see options.h.  Sources are read from the weakest to the strongest, each overwriting
+ * the values before it; an error therefore always names the source that is wrong, even when a
+ * stronger one would have hidden it. */
+#include "base/options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+
+#define NAME_MAX_LEN    64
+#define LINE_MAX_LEN    4096
+#define CONFIG_MAX_LINE 10000
+
+/* ---- small parsers ---------------------------------------------------------------- */
+
+bool kvd_parse_size(const char *text, uint64_t *out)
+{
+    static const char units[] = "KMGT";
+    char             *end;
+    double            x;
+    int               shift = 0;
+
+    errno = 0;
+    x     = strtod(text, &end);
+    if (end == text || errno || !(x >= 0.0))
+        return false;
+    if (*end) {
+        const char *u = strchr(units, toupper((unsigned char)*end));
+
+        if (!u)
+            return false;
+        shift = 10 * (int)(u - units + 1);
+        end++;
+        if (end[0] == 'i' && end[1] == 'B')
+            end += 2;
+        else if (end[0] == 'B')
+            end++;
+    }
+    x = ldexp(x, shift);
+    if (*end || !(x < 0x1p63))
+        return false;
+    *out = (uint64_t)x;
+    return true;
+}
+
+static bool parse_flag(const char *text, bool *out)
+{
+    static const char *const yes[] = { "1", "true", "on", "yes" };
+    static const char *const no[]  = { "0", "false", "off", "no" };
+
+    for (size_t i = 0; i < KVD_COUNTOF(yes); i++) {
+        if (strcmp(text, yes[i]) == 0 || strcmp(text, no[i]) == 0) {
+            *out = strcmp(text, yes[i]) == 0;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_choice(const char *choices, const char *text)
+{
+    const size_t len = strlen(text);
+
+    for (const char *s = choices; s;) {
+        const char  *bar = strchr(s, '|');
+        const size_t n   = bar ? (size_t)(bar - s) : strlen(s);
+
+        if (n == len && memcmp(s, text, n) == 0)
+            return true;
+        s = bar ? bar + 1 : NULL;
+    }
+    return false;
+}
+
+/* Levenshtein distance, capped: names are short. */
+static uint32_t edits(const char *a, const char *b)
+{
+    uint32_t     row[NAME_MAX_LEN + 1];
+    const size_t na = strlen(a), nb = strlen(b);
+
+    if (na > NAME_MAX_LEN || nb > NAME_MAX_LEN)
+        return UINT32_MAX;
+    for (size_t j = 0; j <= nb; j++)
+        row[j] = (uint32_t)j;
+    for (size_t i = 1; i <= na; i++) {
+        uint32_t diag = row[0];
+
+        row[0] = (uint32_t)i;
+        for (size_t j = 1; j <= nb; j++) {
+            const uint32_t subst = diag + (a[i - 1] != b[j - 1]);
+            const uint32_t step  = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
+
+            diag   = row[j];
+            row[j] = subst < step ? subst : step;
+        }
+    }
+    return row[nb];
+}
+
+const char *kvd_nearest(const char *word, const char *const *name, uint32_t n)
+{
+    const char *best   = NULL;
+    uint32_t    best_d = (uint32_t)(strlen(word) / 3 + 2);
+
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t d = edits(word, name[i]);
+
+        if (d < best_d) {
+            best_d = d;
+            best   = name[i];
+        }
+    }
+    return best;
+}
+
+bool kvd_user_dir(const char *variable, const char *home_sub, char *out, size_t cap)
+{
+    const char *dir  = getenv(variable);
+    const char *home = getenv("HOME");
+    int         n;
+
+    if (dir && *dir)
+        n = snprintf(out, cap, "%s", dir);
+    else if (home && *home)
+        n = snprintf(out, cap, "%s/%s", home, home_sub);
+    else
+        return false;
+    return n > 0 && (size_t)n < cap;
+}
+
+/* ---- setting values --------------------------------------------------------------- */
+
+static int find_name(const kvd_opts *o, const char *name)
+{
+    for (uint32_t i = 0; i < o->n; i++)
+        if (strcmp(o->table[i].name, name) == 0)
+            return (int)i;
+    return -1;
+}
+
+static kvd_status bad_value(const kvd_opt *opt, const char *text, const char *where, kvd_err *err)
+{
+    if (opt->kind == KVD_OPT_CHOICE)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is none of %s", where, opt->name, text,
+                        opt->arg);
+    if (opt->kind == KVD_OPT_FLAG)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is neither true nor false", where,
+                        opt->name, text);
+    if (opt->min < opt->max)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is not %s from %.10g to %.10g", where,
+                        opt->name, text, opt->kind == KVD_OPT_INT ? "a whole number" : "a number",
+                        opt->min, opt->max);
+    return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is not %s", where, opt->name, text,
+                    opt->kind == KVD_OPT_SIZE ? "a size such as 512M or 8G" : "a number");
+}
+
+static bool parse_value(const kvd_opt *opt, const char *text, kvd_opt_value *v)
+{
+    char *end;
+
+    switch (opt->kind) {
+    case KVD_OPT_FLAG:
+        return parse_flag(text, &v->flag);
+    case KVD_OPT_INT:
+    case KVD_OPT_NUM:
+        errno  = 0;
+        v->num = strtod(text, &end);
+        return end != text && !*end && !errno && isfinite(v->num) &&
+               (opt->kind == KVD_OPT_NUM || v->num == floor(v->num)) &&
+               !(opt->min < opt->max && (v->num < opt->min || v->num > opt->max));
+    case KVD_OPT_SIZE:
+        return kvd_parse_size(text, &v->size);
+    case KVD_OPT_CHOICE:
+        return is_choice(opt->arg, text);
+    case KVD_OPT_TEXT:
+        return true;
+    }
+    return false;
+}
+
+static kvd_status set(kvd_opts *o, int i, const char *text, kvd_opt_origin origin,
+                      const char *where, kvd_err *err)
+{
+    kvd_opt_value *v = &o->value[i];
+    char          *copy;
+
+    if (!parse_value(&o->table[i], text, v))
+        return bad_value(&o->table[i], text, where, err);
+    copy = kvd_strndup(text, strlen(text));
+    if (!copy)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "options: no memory");
+    kvd_free(v->text);
+    v->text   = copy;
+    v->origin = origin;
+    return KVD_OK;
+}
+
+/* ---- sources ---------------------------------------------------------------------- */
+
+static kvd_status read_defaults(kvd_opts *o, kvd_err *err)
+{
+    for (uint32_t i = 0; i < o->n; i++)
+        if (o->table[i].def)
+            KVD_TRY(set(o, (int)i, o->table[i].def, KVD_OPT_DEFAULT, "default", err));
+    return KVD_OK;
+}
+
+static kvd_status unknown_key(const kvd_opts *o, const char *where, const char *key, kvd_err *err)
+{
+    const char *near = NULL;
+    uint32_t    best = UINT32_MAX;
+
+    for (uint32_t i = 0; i < o->n; i++) {
+        const char *name = o->table[i].name;
+        const char *hit  = kvd_nearest(key, &name, 1);
+
+        if (hit && edits(key, hit) < best) {
+            best = edits(key, hit);
+            near = hit;
+        }
+    }
+    if (near)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: unknown option '%s'; did you mean '%s'?", where,
+                        key, near);
+    return kvd_fail(err, KVD_E_INVAL, 0, "%s: unknown option '%s'", where, key);
+}
+
+static char *trim(char *s)
+{
+    char *end;
+
+    while (isspace((unsigned char)*s))
+        s++;
+    end = s + strlen(s);
+    while (end > s && isspace((unsigned char)end[-1]))
+        end--;
+    *end = 0;
+    return s;
+}
+
+static kvd_status config_line(kvd_opts *o, char *line, const char *where, kvd_err *err)
+{
+    char *key = trim(line), *eq;
+    int   i;
+
+    if (*key == 0 || *key == '#' || *key == ';')
+        return KVD_OK;
+    eq = strchr(key, '=');
+    if (!eq)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: expected 'name = value', found '%.60s'", where,
+                        key);
+    *eq = 0;
+    key = trim(key);
+    i   = find_name(o, key);
+    if (i < 0)
+        return unknown_key(o, where, key, err);
+    return set(o, i, trim(eq + 1), KVD_OPT_FILE, where, err);
+}
+
+static kvd_status read_config(kvd_opts *o, const char *path, bool must_exist, kvd_err *err)
+{
+    char       line[LINE_MAX_LEN], where[600];
+    kvd_status st = KVD_OK;
+    FILE      *f  = fopen(path, "re");
+
+    if (!f && errno == ENOENT && !must_exist)
+        return KVD_OK;
+    if (!f)
+        return kvd_fail(err, KVD_E_IO, errno, "configuration file %s", path);
+    snprintf(o->config_path, sizeof(o->config_path), "%s", path);
+    for (int n = 1; st == KVD_OK && fgets(line, sizeof(line), f); n++) {
+        snprintf(where, sizeof(where), "%s:%d", path, n);
+        if (!strchr(line, '\n') && strlen(line) + 1 == sizeof(line))
+            st = kvd_fail(err, KVD_E_INVAL, 0, "%s: line of more than %d bytes", where,
+                          LINE_MAX_LEN);
+        else if (n > CONFIG_MAX_LINE)
+            st = kvd_fail(err, KVD_E_INVAL, 0, "%s: more than %d lines", where, CONFIG_MAX_LINE);
+        else
+            st = config_line(o, line, where, err);
+    }
+    if (st == KVD_OK && ferror(f))
+        st = kvd_fail(err, KVD_E_IO, errno, "reading %s", path);
+    fclose(f);
+    return st;
+}
+
+static kvd_status read_environment(kvd_opts *o, kvd_err *err)
+{
+    for (uint32_t i = 0; i < o->n; i++) {
+        char        name[NAME_MAX_LEN + 16] = "KVDRIVE_";
+        size_t      at                      = strlen(name);
+        const char *text;
+
+        for (const char *s = o->table[i].name; *s && at + 1 < sizeof(name); s++)
+            name[at++] = *s == '-' ? '_' : (char)toupper((unsigned char)*s);
+        name[at] = 0;
+        text     = getenv(name);
+        if (text)
+            KVD_TRY(set(o, (int)i, text, KVD_OPT_ENV, name, err));
+    }
+    return KVD_OK;
+}
+
+/* Whether word is the option's long name or one of its aliases. */
+static bool spelled(const kvd_opt *opt, const char *word, size_t len)
+{
+    if (len > 2 && word[0] == '-' && word[1] == '-' && strlen(opt->name) == len - 2 &&
+        memcmp(opt->name, word + 2, len - 2) == 0)
+        return true;
+    for (const char *s = opt->alias; *s;) {
+        const size_t n = strcspn(s, " ");
+
+        if (n == len && memcmp(s, word, n) == 0)
+            return true;
+        s += n;
+        s += *s == ' ';
+    }
+    return false;
+}
+
+/* Index of the option that an argument names; *negated for --no-NAME of a flag. */
+static int find_argument(const kvd_opts *o, const char *arg, size_t len, bool *negated)
+{
+    *negated = false;
+    for (uint32_t i = 0; i < o->n; i++)
+        if (spelled(&o->table[i], arg, len))
+            return (int)i;
+    for (uint32_t i = 0; i < o->n; i++) {
+        const kvd_opt *opt = &o->table[i];
+
+        if (opt->kind == KVD_OPT_FLAG && len > 5 && memcmp(arg, "--no-", 5) == 0 &&
+            strlen(opt->name) == len - 5 && memcmp(opt->name, arg + 5, len - 5) == 0) {
+            *negated = true;
+            return (int)i;
+        }
+    }
+    return -1;
+}
+
+/* Reads one option at argv[*at]; moves *at to its last word. */
+static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, int *at,
+                                kvd_err *err)
+{
+    const char    *arg = argv[*at];
+    const char    *eq  = strncmp(arg, "--", 2) == 0 ? strchr(arg, '=') : NULL;
+    const size_t   len = eq ? (size_t)(eq - arg) : strlen(arg);
+    bool           negated;
+    const int      i = find_argument(o, arg, len, &negated);
+    const kvd_opt *opt;
+    char           word[NAME_MAX_LEN + 1];
+
+    snprintf(word, sizeof(word), "%.*s", (int)(len < NAME_MAX_LEN ? len : NAME_MAX_LEN), arg);
+    if (i < 0)
+        return unknown_key(o, "command line", word + strspn(word, "-"), err);
+    opt = &o->table[i];
+    if (!(opt->commands & o->command))
+        return kvd_fail(err, KVD_E_INVAL, 0, "option %s does not belong to this command", word);
+    if (opt->kind == KVD_OPT_FLAG && !eq)
+        return set(o, i, negated ? "false" : "true", KVD_OPT_ARGV, word, err);
+    if (negated)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s takes no value", word);
+    if (eq)
+        return set(o, i, eq + 1, KVD_OPT_ARGV, word, err);
+    if (*at + 1 >= argc)
+        return kvd_fail(err, KVD_E_INVAL, 0, "option %s needs a value (%s)", word, opt->arg);
+    return set(o, i, argv[++*at], KVD_OPT_ARGV, word, err);
+}
+
+static kvd_status read_arguments(kvd_opts *o, int argc, const char *const *argv, kvd_err *err)
+{
+    bool only_rest = false;
+
+    for (int at = 0; at < argc; at++) {
+        if (only_rest || argv[at][0] != '-' || argv[at][1] == 0)
+            o->rest[o->n_rest++] = argv[at];
+        else if (strcmp(argv[at], "--") == 0)
+            only_rest = true;
+        else
+            KVD_TRY(read_argument(o, argc, argv, &at, err));
+    }
+    return KVD_OK;
+}
+
+/* --config must be known before the file is read, though flags are read last. */
+static const char *config_argument(int argc, const char *const *argv)
+{
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strncmp(argv[i], "--config=", 9) == 0)
+            return argv[i] + 9;
+        if (strcmp(argv[i], "--config") == 0 && i + 1 < argc)
+            return argv[i + 1];
+    }
+    return getenv("KVDRIVE_CONFIG");
+}
+
+kvd_status kvd_opts_open(kvd_opts *o, const kvd_opt *table, uint32_t n, uint32_t command, int argc,
+                         const char *const *argv, kvd_err *err)
+{
+    const char *config = config_argument(argc, argv);
+    char        dir[400], path[512];
+
+    *o       = (kvd_opts){ .table = table, .n = n, .command = command };
+    o->value = kvd_calloc(n, sizeof(*o->value));
+    o->rest  = kvd_calloc((size_t)argc + 1, sizeof(*o->rest));
+    if (!o->value || !o->rest)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "options: no memory");
+    KVD_TRY(read_defaults(o, err));
+    if (config) {
+        KVD_TRY(read_config(o, config, true, err));
+    } else if (kvd_user_dir("XDG_CONFIG_HOME", ".config", dir, sizeof(dir))) {
+        snprintf(path, sizeof(path), "%s/kvdrive/config", dir);
+        KVD_TRY(read_config(o, path, false, err));
+    }
+    KVD_TRY(read_environment(o, err));
+    return read_arguments(o, argc, argv, err);
+}
+
+void kvd_opts_close(kvd_opts *o)
+{
+    for (uint32_t i = 0; o->value && i < o->n; i++)
+        kvd_free(o->value[i].text);
+    kvd_free(o->value);
+    kvd_free(o->rest);
+    *o = (kvd_opts){ 0 };
+}
+
+/* ---- looking at values ------------------------------------------------------------ */
+
+const kvd_opt_value *kvd_opts_get(const kvd_opts *o, const char *name)
+{
+    const int i = find_name(o, name);
+
+    kvd_assert(i >= 0);
+    return &o->value[i];
+}
+
+const char *kvd_opts_text(const kvd_opts *o, const char *name)
+{
+    return kvd_opts_get(o, name)->text;
+}
+
+int64_t kvd_opts_int(const kvd_opts *o, const char *name)
+{
+    return (int64_t)kvd_opts_get(o, name)->num;
+}
+
+double kvd_opts_num(const kvd_opts *o, const char *name)
+{
+    return kvd_opts_get(o, name)->num;
+}
+
+uint64_t kvd_opts_size(const kvd_opts *o, const char *name)
+{
+    return kvd_opts_get(o, name)->size;
+}
+
+bool kvd_opts_flag(const kvd_opts *o, const char *name)
+{
+    return kvd_opts_get(o, name)->flag;
+}
+
+bool kvd_opts_given(const kvd_opts *o, const char *name)
+{
+    return kvd_opts_get(o, name)->origin > KVD_OPT_DEFAULT;
+}
+
+void kvd_opts_print(const kvd_opts *o, kvd_buf *b)
+{
+    static const char *const origin[] = { "not set", "default", "file", "environment",
+                                          "command line" };
+
+    for (uint32_t i = 0; i < o->n; i++) {
+        const kvd_opt_value *v = &o->value[i];
+
+        if (o->table[i].commands & o->command)
+            kvd_buf_printf(b, "%-20s = %-24s # %s\n", o->table[i].name, v->text ? v->text : "",
+                           origin[v->origin]);
+    }
+    kvd_buf_printf(b, "# configuration file: %s\n", o->config_path[0] ? o->config_path : "none");
+}
+
+/* Help text wrapped at 80 columns behind an indent. */
+static void put_wrapped(kvd_buf *b, const char *text, int indent)
+{
+    int col = indent;
+
+    while (*text) {
+        const int n = (int)strcspn(text, " ");
+
+        if (col > indent && col + 1 + n > 80) {
+            kvd_buf_printf(b, "\n%*s", indent, "");
+            col = indent;
+        } else if (col > indent) {
+            kvd_buf_putc(b, ' ');
+            col++;
+        }
+        kvd_buf_put(b, text, (size_t)n);
+        col += n;
+        text += n;
+        text += *text == ' ';
+    }
+    kvd_buf_putc(b, '\n');
+}
+
+void kvd_opts_help(const kvd_opt *table, uint32_t n, uint32_t command, kvd_buf *b)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const kvd_opt *opt = &table[i];
+        char           left[160], help[512];
+        int            len;
+
+        if (!(opt->commands & command))
+            continue;
+        len = snprintf(left, sizeof(left), "  %s%s--%s%s%s", opt->alias, *opt->alias ? ", " : "",
+                       opt->name, opt->kind == KVD_OPT_FLAG ? "" : " ",
+                       opt->kind == KVD_OPT_FLAG ? "" : opt->arg);
+        if (opt->def && opt->kind != KVD_OPT_FLAG)
+            snprintf(help, sizeof(help), "%s (default: %s)", opt->help, opt->def);
+        else
+            snprintf(help, sizeof(help), "%s", opt->help);
+        if (len > 28)
+            kvd_buf_printf(b, "%s\n%*s", left, 30, "");
+        else
+            kvd_buf_printf(b, "%-30s", left);
+        put_wrapped(b, help, 30);
+    }
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* options.h - one table of options, four sources: flag > environment KVDRIVE_* > configuration file
+ * > default.  Every value remembers where it came from.
+ *
+ * An option "n-predict" is --n-predict on the command line (also --n-predict=N and its aliases),
+ * KVDRIVE_N_PREDICT in the environment, and `n-predict = N` in a configuration file.
+ * The only place of the tree that reads the environment.  One thread. */
+#ifndef KVD_BASE_OPTIONS_H
+#define KVD_BASE_OPTIONS_H
+
+#include "base/buf.h"
+#include "base/status.h"
+
+typedef enum kvd_opt_kind {
+    KVD_OPT_FLAG, /* --x, --no-x; true, false, 1, 0, on, off elsewhere */
+    KVD_OPT_INT,
+    KVD_OPT_NUM,
+    KVD_OPT_SIZE, /* bytes: 512M, 8G, 1T (powers of 1,024), or a plain number */
+    KVD_OPT_TEXT,
+    KVD_OPT_CHOICE /* one of arg, which reads "a|b|c" */
+} kvd_opt_kind;
+
+typedef struct kvd_opt {
+    const char  *name;
+    const char  *alias; /* other spellings on the command line, separated by spaces; or "" */
+    kvd_opt_kind kind;
+    const char  *arg;      /* for help: "N", "FILE"; the choices of KVD_OPT_CHOICE */
+    const char  *def;      /* default as text; NULL: not set */
+    double       min, max; /* of INT and NUM, when min < max */
+    uint32_t     commands; /* bit set of the commands that take it */
+    const char  *help;
+} kvd_opt;
+
+typedef enum kvd_opt_origin {
+    KVD_OPT_UNSET,
+    KVD_OPT_DEFAULT,
+    KVD_OPT_FILE,
+    KVD_OPT_ENV,
+    KVD_OPT_ARGV
+} kvd_opt_origin;
+
+typedef struct kvd_opt_value {
+    char          *text; /* as given; owned; NULL: not set */
+    kvd_opt_origin origin;
+    double         num;  /* INT and NUM */
+    uint64_t       size; /* SIZE */
+    bool           flag; /* FLAG */
+} kvd_opt_value;
+
+typedef struct kvd_opts {
+    const kvd_opt *table;
+    uint32_t       n;
+    uint32_t       command; /* one bit */
+    kvd_opt_value *value;   /* [n] */
+    const char   **rest;    /* arguments that are no options; borrowed from argv */
+    int            n_rest;
+    char           config_path[512]; /* the file that was read, or "" */
+} kvd_opts;
+
+/* Reads all sources.  argv excludes program and command.  A configuration file is config_path if
+ * given (then it must exist), else $XDG_CONFIG_HOME/kvdrive/config or ~/.config/kvdrive/config if
+ * there is one.  Unknown names, values out of range and misplaced options are KVD_E_INVAL with the
+ * nearest name that exists.  kvd_opts_close() after success and failure. */
+kvd_status kvd_opts_open(kvd_opts *o, const kvd_opt *table, uint32_t n, uint32_t command, int argc,
+                         const char *const *argv, kvd_err *err);
+void       kvd_opts_close(kvd_opts *o);
+
+const kvd_opt_value *kvd_opts_get(const kvd_opts *o, const char *name); /* asserts that it exists */
+const char          *kvd_opts_text(const kvd_opts *o, const char *name); /* NULL: not set */
+int64_t              kvd_opts_int(const kvd_opts *o, const char *name);
+double               kvd_opts_num(const kvd_opts *o, const char *name);
+uint64_t             kvd_opts_size(const kvd_opts *o, const char *name);
+bool                 kvd_opts_flag(const kvd_opts *o, const char *name);
+bool kvd_opts_given(const kvd_opts *o, const char *name); /* by any source but default */
+
+/* One line per option of the command: name = value  # origin. */
+void kvd_opts_print(const kvd_opts *o, kvd_buf *b);
+/* The options of a command, formatted for a terminal of 80 columns. */
+void kvd_opts_help(const kvd_opt *table, uint32_t n, uint32_t command, kvd_buf *b);
+
+bool kvd_parse_size(const char *text, uint64_t *out); /* "8G" */
+/* Of the n names the one with the least edits to word, if it is close enough; or NULL. */
+const char *kvd_nearest(const char *word, const char *const *name, uint32_t n);
+/* A directory of the user's from the environment: "XDG_CACHE_HOME" falls back to $HOME/home_sub.
+ * false when neither is set or out is too small. */
+bool kvd_user_dir(const char *variable, const char *home_sub, char *out, size_t cap);
+
+#endif
