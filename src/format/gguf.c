@@ -97,29 +97,38 @@ static kvd_status split_count(const gguf_part *p, const gguf_kv_set *kvs, uint64
 /* Opens file i > 0 of the set; its metadata serves only to check that it belongs there. */
 static kvd_status open_successor(gguf_file *g, uint32_t i, kvd_err *err)
 {
-    gguf_part  *p   = &g->part[i];
-    gguf_kv_set kvs = { 0 };
-    uint64_t    no = UINT64_MAX, n = 0, heap = g->heap_bytes;
-    char       *path = split_path(g->part[0].path, i, g->n_part);
-    kvd_err     why  = { 0 };
-    kvd_status  st   = open_part(g, p, path, &kvs, &why);
-    gguf_reader r    = reader_of(p, err);
+    gguf_part     *p   = &g->part[i];
+    gguf_kv_set    kvs = { 0 };
+    uint64_t       no = UINT64_MAX, n = 0; /* values that no file may have */
+    const uint64_t heap = g->heap_bytes;
+    kvd_err        why  = { 0 };
+    kvd_status     st;
+    gguf_reader    r;
 
+    st = open_part(g, p, split_path(g->part[0].path, i, g->n_part), &kvs, &why);
     if (st == KVD_OK)
         st = split_key(p, &kvs, "split.no", &no, &why);
     if (st == KVD_OK)
         st = split_key(p, &kvs, "split.count", &n, &why);
     gguf_kv_set_free(&kvs);
-    if (st != KVD_OK)
-        return kvd_fail(err, st, why.sys, "file %" PRIu32 " of %" PRIu32 " of the split set: %s",
-                        i + 1, g->n_part, why.msg);
-    g->heap_bytes = heap + strlen(path) + 1;
-    if (no != i || n != g->n_part)
+    if (st != KVD_OK) {
+        st = kvd_fail(err, st, 0, "file %" PRIu32 " of %" PRIu32 " of the split set: %s", i + 1,
+                      g->n_part, why.msg);
+        if (err)
+            err->sys = why.sys; /* its text is in why.msg already */
+        return st;
+    }
+    g->heap_bytes = heap + strlen(p->path) + 1;
+    if (no == i && n == g->n_part)
+        return KVD_OK;
+    r = reader_of(p, err);
+    if (n == 0 || no == UINT64_MAX)
         return gguf_bad(&r, KVD_E_CORRUPT, 0,
-                        "expected split.no %" PRIu32 " and split.count %" PRIu32 ", found %" PRIu64
-                        " and %" PRIu64,
-                        i, g->n_part, no, n);
-    return KVD_OK;
+                        "not part of a split set: expected keys split.no and split.count");
+    return gguf_bad(&r, KVD_E_CORRUPT, 0,
+                    "expected split.no %" PRIu32 " and split.count %" PRIu32 ", found %" PRIu64
+                    " and %" PRIu64,
+                    i, g->n_part, no, n);
 }
 
 static kvd_status open_parts(gguf_file *g, const char *path, kvd_err *err)

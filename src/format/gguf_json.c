@@ -4,10 +4,12 @@
  * {"files":[{"path","bytes"}], "version", "header_bytes", "tensor_bytes",
  *  "metadata":{KEY: value}, "tensors":[{"name","type","shape","file","offset","bytes"}]}
  * Arrays of more than 16 elements become {"array":TYPE,"count":N,"first":[16 of them]}.
- * Strings are bytes from outside: what is not UTF-8 becomes U+FFFD.  Any thread. */
+ * Integers beyond INT64_MAX, infinities and NaN are strings.  Strings are bytes from outside: what
+ * is not UTF-8 becomes U+FFFD.  Any thread. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "format/gguf_impl.h"
@@ -71,8 +73,8 @@ static void put_str(kvd_buf *b, const char *data, uint64_t len)
     kvd_buf_putc(b, '"');
 }
 
-/* digits: enough to read the same value back.  JSON has no infinities. */
-static void put_f64(kvd_buf *b, double v, int digits)
+/* The shortest text that reads back as v, a float if single.  JSON has no infinities. */
+static void put_f64(kvd_buf *b, double v, bool single)
 {
     char  text[40];
     char *comma;
@@ -81,7 +83,11 @@ static void put_f64(kvd_buf *b, double v, int digits)
         kvd_buf_puts(b, isnan(v) ? "\"nan\"" : v > 0 ? "\"inf\"" : "\"-inf\"");
         return;
     }
-    snprintf(text, sizeof(text), "%.*g", digits, v);
+    for (int digits = single ? 6 : 15; digits <= (single ? 9 : 17); digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, v);
+        if (single ? strtof(text, NULL) == (float)v : strtod(text, NULL) == v)
+            break;
+    }
     comma = strchr(text, ','); /* the program's locale may write one */
     if (comma)
         *comma = '.';
@@ -100,12 +106,12 @@ static void put_value(kvd_buf *b, const gguf_kv *kv, uint64_t i)
         put_str(b, s.data, s.len);
     else if (gguf_kv_bool(kv, i, &yes))
         kvd_buf_puts(b, yes ? "true" : "false");
-    else if (gguf_kv_u64(kv, i, &u))
-        kvd_buf_printf(b, "%" PRIu64, u);
     else if (gguf_kv_i64(kv, i, &n))
         kvd_buf_printf(b, "%" PRId64, n);
+    else if (gguf_kv_u64(kv, i, &u)) /* beyond what JSON readers take as an integer */
+        kvd_buf_printf(b, "\"%" PRIu64 "\"", u);
     else if (gguf_kv_f64(kv, i, &f))
-        put_f64(b, f, gguf_kv_elem_type(kv) == GGUF_F32 ? 9 : 17);
+        put_f64(b, f, gguf_kv_elem_type(kv) == GGUF_F32);
 }
 
 static void put_kv(kvd_buf *b, const gguf_kv *kv)
