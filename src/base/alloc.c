@@ -65,12 +65,12 @@ void *kvd_malloc(size_t bytes)
 
 void *kvd_calloc(size_t n, size_t bytes)
 {
+    uint64_t total;
+
     kvd_assert(!guard_on_);
-    if (fault_now())
+    if (fault_now() || !kvd_mul(n, bytes, &total))
         return NULL;
-    if (n == 0 || bytes == 0)
-        n = bytes = 1;
-    return count_in(calloc(n, bytes));
+    return count_in(calloc(1, total ? total : 1));
 }
 
 void *kvd_realloc(void *p, size_t bytes)
