@@ -121,7 +121,7 @@ static kvd_status read_str(gguf_reader *r, gguf_str *out, const char *what)
     return skip(r, out->len, what);
 }
 
-/* A key or a tensor's name. */
+/* A key or a tensor's name: anything that a C string can hold, so that it can be asked for. */
 static kvd_status read_name(gguf_reader *r, gguf_str *out, uint64_t len_max, const char *what)
 {
     const uint64_t at = r->pos;
@@ -130,6 +130,8 @@ static kvd_status read_name(gguf_reader *r, gguf_str *out, uint64_t len_max, con
     if (out->len == 0 || out->len > len_max)
         return gguf_bad(r, KVD_E_CORRUPT, at, "%s of %" PRIu64 " bytes; expected 1 to %" PRIu64,
                         what, out->len, len_max);
+    if (memchr(out->data, 0, (size_t)out->len))
+        return gguf_bad(r, KVD_E_CORRUPT, at + 8, "%s holds a zero byte", what);
     return KVD_OK;
 }
 
