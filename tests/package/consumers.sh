@@ -28,10 +28,10 @@ pc() {
     PKG_CONFIG_PATH="$1/pkgconfig" pkg-config "${@:2}" kvdrive
 }
 # shellcheck disable=SC2046 # the words of pkg-config are meant to be split
-"$cc" -o "$tmp/pc_shared" "$src/main.c" $(pc "$libdir" --cflags --libs) -Wl,-rpath,"$libdir"
+"$cc" -o "$tmp/pc_shared" "$src/consumer.c" $(pc "$libdir" --cflags --libs) -Wl,-rpath,"$libdir"
 "$tmp/pc_shared"
 rm "$libdir"/libkvdrive.so*
 # shellcheck disable=SC2046
-"$cc" -o "$tmp/pc_static" "$src/main.c" $(pc "$libdir" --cflags --libs --static)
+"$cc" -o "$tmp/pc_static" "$src/consumer.c" $(pc "$libdir" --cflags --libs --static)
 "$tmp/pc_static"
 echo "4 consumers built and run"

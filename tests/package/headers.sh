@@ -17,7 +17,8 @@ check() {
     [[ $3 =~ _(avx2|avx512[a-z0-9]*|amx)\.h$ ]] && extra=("${isa[@]}")
     # Through an including file, as it is used: twice, so that the guard is seen to work.
     if ! printf '#include "%s"\n#include "%s"\n' "$3" "$3" |
-        "$1" -x "$4" -std="$2" -march=x86-64-v2 "${flags[@]}" "${extra[@]}" -fsyntax-only -I. -; then
+        "$1" -x "$4" -std="$2" -march=x86-64-v2 "${flags[@]}" "${extra[@]}" -I. -fsyntax-only -
+    then
         echo "FAILED: $3 as $2" >&2
         fail=1
     fi

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+# The human interface; the build itself is CMake (CMakePresets.json).
+PREFIX ?= /usr/local
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+demo: ## install what is missing, build, fetch a small model, answer a question about a long text
+	@scripts/demo
+
+build: ## build/release
+	@cmake --preset release && cmake --build --preset release
+
+test: ## all that CI runs: formatting, tidy, gcc, clang, tests, sanitizers (under 20 minutes)
+	@scripts/test
+
+test-long: ## thread sanitizer, fuzzing (FUZZ_SECONDS=300 each), repeated stress
+	@scripts/test-long
+
+bench: ## speed of the small model at several depths
+	@scripts/bench
+
+tidy: ## lengths, include law, banned calls, leftovers
+	@scripts/tidy
+
+fmt: ## format C sources in place
+	@scripts/fmt
+
+fmt-check: ## fail if a C source is not formatted
+	@scripts/fmt --check
+
+install: build ## install to PREFIX (/usr/local)
+	@cmake --install build/release --prefix $(PREFIX)
+
+clean-check: ## demo and test of a clean clone in a fresh Debian 12 root (needs root)
+	@scripts/clean-check
+
+.PHONY: help demo build test test-long bench tidy fmt fmt-check install clean-check
