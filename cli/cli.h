@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cli.h - private to cli/: what the commands share.
+ *
+ * Results go to stdout, everything else (progress, notices, statistics, errors) to stderr. */
+#ifndef KVD_CLI_H
+#define KVD_CLI_H
+
+#include <stdio.h>
+
+#include "base/base.h"
+#include "kvdrive.h"
+
+enum { /* exit codes, documented in kvdrive(1) */
+       EXIT_OK          = 0,
+       EXIT_FAILED      = 1, /* the work failed */
+       EXIT_USAGE       = 2, /* options or arguments are wrong */
+       EXIT_MODEL       = 3, /* the model file cannot be used */
+       EXIT_MEMORY      = 4, /* memory or context does not suffice */
+       EXIT_INTERRUPTED = 130
+};
+
+enum { /* bits of kvd_opt.commands */
+       CMD_RUN        = 1 << 0,
+       CMD_CHAT       = 1 << 1,
+       CMD_BENCH      = 1 << 2,
+       CMD_PERPLEXITY = 1 << 3,
+       CMD_TOKENIZE   = 1 << 4,
+       CMD_INSPECT    = 1 << 5,
+       CMD_PLAN       = 1 << 6,
+       CMD_DOCTOR     = 1 << 7
+};
+
+extern const kvd_opt  cli_options[];
+extern const uint32_t cli_n_option;
+
+int cli_run(const kvd_opts *o);
+int cli_chat(const kvd_opts *o);
+int cli_bench(const kvd_opts *o);
+int cli_perplexity(const kvd_opts *o);
+int cli_tokenize(const kvd_opts *o);
+int cli_inspect(const kvd_opts *o);
+int cli_plan(const kvd_opts *o);
+int cli_doctor(const kvd_opts *o);
+
+/* ---- cli_common.c ------------------------------------------------------------------ */
+
+/* Prints "kvdrive: message" and gives the exit code that belongs to it. */
+int cli_fail(const kvd_err *err);
+/* The same for a mistake in the command line. */
+int cli_usage(const char *fmt, ...) KVD_PRINTF(1, 2);
+
+kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err);
+kvd_status cli_session_params(kvd_session_params *p, const kvd_opts *o, kvd_err *err);
+kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opts *o, kvd_err *err);
+
+/* Whole file (or "-": standard input) into b; at most max_bytes. */
+kvd_status cli_read_file(const char *path, uint64_t max_bytes, kvd_buf *b, kvd_err *err);
+
+typedef struct cli_tokens {
+    int32_t *data;
+    size_t   n;
+} cli_tokens;
+/* Reads token ids separated by white space. */
+kvd_status cli_read_ids(const char *path, cli_tokens *out, kvd_err *err);
+/* Encodes; specials only inside the spans. */
+kvd_status cli_tokenize_text(const kvd_model *m, const char *text, size_t len,
+                             const kvd_span *spans, size_t n_span, bool add_bos, cli_tokens *out,
+                             kvd_err *err);
+/* Renders messages (JSON array) with the model's template and encodes the result. */
+kvd_status cli_tokenize_chat(const kvd_model *m, const char *messages_json, const char *vars_json,
+                             cli_tokens *out, kvd_err *err);
+
+/* "1,024" */
+const char *cli_grouped(uint64_t n, char out[32]);
+double      cli_mib(uint64_t bytes);
+/* Memory by kind and rates, as --stats shows them. */
+void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_seconds, FILE *f);
+
+/* ---- cli_term.c -------------------------------------------------------------------- */
+
+typedef struct cli_progress { /* a bar on a terminal, silence elsewhere */
+    const char *what;
+    uint64_t    start_ns, shown_ns;
+    bool        on;
+} cli_progress;
+void cli_progress_start(cli_progress *p, const char *what);
+bool cli_progress_step(void *p, uint64_t done, uint64_t total); /* a kvd_progress_fn */
+void cli_progress_end(cli_progress *p);
+
+/* First Ctrl-C cancels the session's evaluation and sets the flag; a second one ends the program.
+ * NULL restores the default. */
+void     cli_interrupt_watch(kvd_session *s);
+bool     cli_interrupted(bool reset);
+bool     cli_is_tty(FILE *f);
+uint64_t cli_rss_bytes(bool anonymous_only);
+
+#endif

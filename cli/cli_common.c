@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cli_common.c - opening things by the options, reading files, showing numbers. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+#define IDS_MAX_BYTES (1ull << 30)
+
+int cli_fail(const kvd_err *err)
+{
+    fprintf(stderr, "kvdrive: %s\n", err->msg);
+    switch (err->code) {
+    case KVD_E_INVAL:
+        return EXIT_USAGE;
+    case KVD_E_CORRUPT:
+    case KVD_E_UNSUPPORTED:
+        return EXIT_MODEL;
+    case KVD_E_NOMEM:
+    case KVD_E_FULL:
+        return EXIT_MEMORY;
+    case KVD_E_CANCELED:
+        return EXIT_INTERRUPTED;
+    default:
+        return EXIT_FAILED;
+    }
+}
+
+int cli_usage(const char *fmt, ...)
+{
+    va_list ap;
+
+    fprintf(stderr, "kvdrive: ");
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fputc('\n', stderr);
+    return EXIT_USAGE;
+}
+
+static kvd_rope_scaling rope_scaling(const char *name)
+{
+    static const char *const names[] = { "auto", "none", "linear", "yarn" };
+
+    for (int i = 0; i < 4; i++)
+        if (strcmp(name, names[i]) == 0)
+            return (kvd_rope_scaling)i;
+    return KVD_ROPE_AUTO;
+}
+
+kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
+{
+    const char      *isa      = kvd_opts_text(o, "cpu-isa");
+    const char      *tmpl     = kvd_opts_text(o, "chat-template");
+    kvd_buf          tmpl_buf = { 0 };
+    kvd_model_params p        = KVD_MODEL_PARAMS_INIT;
+    kvd_status       st;
+
+    p.path          = kvd_opts_text(o, "model");
+    p.backend       = kvd_opts_text(o, "backend");
+    p.cpu_isa       = strcmp(isa, "auto") == 0 ? NULL : isa;
+    p.pre_tokenizer = kvd_opts_text(o, "pre-tokenizer");
+    p.n_thread      = (uint32_t)kvd_opts_int(o, "threads");
+    p.precise       = kvd_opts_flag(o, "precise");
+    p.deterministic = kvd_opts_flag(o, "deterministic");
+    p.rope_scaling  = rope_scaling(kvd_opts_text(o, "rope-scaling"));
+    p.rope_factor   = (float)kvd_opts_num(o, "rope-scale");
+    p.rope_orig_ctx = (uint32_t)kvd_opts_int(o, "yarn-orig-ctx");
+    p.rope_base     = (float)kvd_opts_num(o, "rope-freq-base");
+    *out            = NULL;
+    if (!p.path)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "no model given: -m FILE (scripts/get-model smollm2 fetches a small one)");
+    if (kvd_opts_int(o, "gpu-layers") > 0)
+        fprintf(stderr, "kvdrive: this build has no GPU backend: -ngl is ignored\n");
+    if (tmpl) {
+        KVD_TRY(cli_read_file(tmpl, 1 << 20, &tmpl_buf, err));
+        p.chat_template = tmpl_buf.data;
+    }
+    st = kvd_model_open(out, &p, err);
+    kvd_buf_free(&tmpl_buf);
+    return st;
+}
+
+kvd_status cli_session_params(kvd_session_params *p, const kvd_opts *o, kvd_err *err)
+{
+    const char   *k = kvd_opts_text(o, "cache-type-k"), *v = kvd_opts_text(o, "cache-type-v");
+    const int64_t b = kvd_opts_int(o, "batch-size"), ub = kvd_opts_int(o, "ubatch-size");
+    const bool    k_auto = strcmp(k, "auto") == 0, v_auto = strcmp(v, "auto") == 0;
+    const char   *type = k_auto ? v : k;
+
+    *p = (kvd_session_params)KVD_SESSION_PARAMS_INIT;
+    if (!k_auto && !v_auto && strcmp(k, v) != 0)
+        return kvd_fail(err, KVD_E_INVAL, 0, "K and V of different types (-ctk %s -ctv %s)", k, v);
+    p->kv_type = strcmp(type, "f32") == 0    ? KVD_KV_F32
+                 : strcmp(type, "bf16") == 0 ? KVD_KV_BF16
+                                             : KVD_KV_AUTO;
+    p->n_ctx   = (uint32_t)kvd_opts_int(o, "ctx-size");
+    p->n_batch = (uint32_t)(b < ub || !kvd_opts_given(o, "ubatch-size") ? b : ub);
+    return KVD_OK;
+}
+
+/* "15043+1,2-100" */
+static kvd_status parse_bias(const char *text, kvd_logit_bias **out, size_t *n, kvd_err *err)
+{
+    size_t cap = 1;
+
+    for (const char *s = text; *s; s++)
+        cap += *s == ',';
+    *n   = 0;
+    *out = kvd_calloc(cap, sizeof(**out));
+    if (!*out)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the logit biases");
+    for (const char *s = text; *s;) {
+        char      *end;
+        const long id = strtol(s, &end, 10);
+        float      b;
+
+        if (end == s || (*end != '+' && *end != '-') || id < 0 || id > INT32_MAX)
+            return kvd_fail(err, KVD_E_INVAL, 0, "--logit-bias: expected ID+B or ID-B at '%.20s'",
+                            s);
+        s = end;
+        b = strtof(s, &end);
+        if (end == s || (*end && *end != ','))
+            return kvd_fail(err, KVD_E_INVAL, 0, "--logit-bias: expected a number at '%.20s'", s);
+        (*out)[(*n)++] = (kvd_logit_bias){ .token = (int32_t)id, .bias = b };
+        s              = *end ? end + 1 : end;
+    }
+    return KVD_OK;
+}
+
+kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opts *o, kvd_err *err)
+{
+    kvd_sampler_params p    = KVD_SAMPLER_PARAMS_INIT;
+    kvd_logit_bias    *bias = NULL;
+    const char        *text = kvd_opts_text(o, "logit-bias");
+    const int64_t      seed = kvd_opts_int(o, "seed");
+    kvd_status         st   = KVD_OK;
+
+    *out                = NULL;
+    p.temperature       = (float)kvd_opts_num(o, "temp");
+    p.top_k             = (int32_t)kvd_opts_int(o, "top-k");
+    p.top_p             = (float)kvd_opts_num(o, "top-p");
+    p.min_p             = (float)kvd_opts_num(o, "min-p");
+    p.repeat_penalty    = (float)kvd_opts_num(o, "repeat-penalty");
+    p.presence_penalty  = (float)kvd_opts_num(o, "presence-penalty");
+    p.frequency_penalty = (float)kvd_opts_num(o, "frequency-penalty");
+    p.penalty_last_n    = (int32_t)kvd_opts_int(o, "repeat-last-n");
+    p.seed              = seed >= 0 ? (uint64_t)seed : kvd_now_ns();
+    if (text)
+        st = parse_bias(text, &bias, &p.n_bias, err);
+    p.bias = bias;
+    if (st == KVD_OK)
+        st = kvd_sampler_open(out, m, &p, err);
+    kvd_free(bias);
+    return st;
+}
+
+kvd_status cli_read_file(const char *path, uint64_t max_bytes, kvd_buf *b, kvd_err *err)
+{
+    const bool is_stdin = strcmp(path, "-") == 0;
+    FILE      *f        = is_stdin ? stdin : fopen(path, "rb");
+    kvd_status st       = KVD_OK;
+    char       block[16384];
+    size_t     n;
+
+    if (!f)
+        return kvd_fail(err, KVD_E_IO, errno, "%s", path);
+    errno = 0;
+    while (st == KVD_OK && (n = fread(block, 1, sizeof(block), f)) > 0) {
+        kvd_buf_put(b, block, n);
+        if (b->oom)
+            st = kvd_fail(err, KVD_E_NOMEM, 0, "%s: no memory for its text", path);
+        else if (b->len > max_bytes)
+            st = kvd_fail(err, KVD_E_INVAL, 0, "%s: more than %" PRIu64 " bytes", path, max_bytes);
+    }
+    if (st == KVD_OK && ferror(f))
+        st = kvd_fail(err, KVD_E_IO, errno, "reading %s", path);
+    kvd_buf_reserve(b, 0);
+    if (!is_stdin)
+        fclose(f);
+    return st;
+}
+
+kvd_status cli_read_ids(const char *path, cli_tokens *out, kvd_err *err)
+{
+    kvd_buf     b  = { 0 };
+    kvd_status  st = cli_read_file(path, IDS_MAX_BYTES, &b, err);
+    const char *s  = b.data;
+
+    out->data = st == KVD_OK ? kvd_calloc(b.len / 2 + 1, sizeof(*out->data)) : NULL;
+    if (st == KVD_OK && !out->data)
+        st = kvd_fail(err, KVD_E_NOMEM, 0, "%s: no memory for its tokens", path);
+    while (st == KVD_OK && s[strspn(s, " \t\r\n")]) {
+        char      *end;
+        const long id = strtol(s, &end, 10);
+
+        if (end == s || id < 0 || id > INT32_MAX)
+            st = kvd_fail(err, KVD_E_INVAL, 0, "%s: expected token ids, found '%.20s'", path, s);
+        else
+            out->data[out->n++] = (int32_t)id;
+        s = end;
+    }
+    kvd_buf_free(&b);
+    return st;
+}
+
+kvd_status cli_tokenize_text(const kvd_model *m, const char *text, size_t len,
+                             const kvd_span *spans, size_t n_span, bool add_bos, cli_tokens *out,
+                             kvd_err *err)
+{
+    /* A token takes at least a byte, but for what a normaliser or a BOS may add. */
+    size_t     cap = len + 16, n = 0;
+    kvd_status st;
+
+    out->data = kvd_calloc(cap, sizeof(*out->data));
+    if (!out->data)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the tokens of %zu bytes", len);
+    st = kvd_tokenize(m, text, len, spans, n_span, add_bos, out->data, cap, &n, err);
+    if (st == KVD_E_FULL) {
+        kvd_free(out->data);
+        out->data = kvd_calloc(n, sizeof(*out->data));
+        if (!out->data)
+            return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for %zu tokens", n);
+        st = kvd_tokenize(m, text, len, spans, n_span, add_bos, out->data, n, &n, err);
+    }
+    out->n = n;
+    return st;
+}
+
+kvd_status cli_tokenize_chat(const kvd_model *m, const char *messages_json, const char *vars_json,
+                             cli_tokens *out, kvd_err *err)
+{
+    kvd_chat_request r     = KVD_CHAT_REQUEST_INIT;
+    char            *text  = NULL;
+    kvd_span        *spans = NULL;
+    size_t           n     = 0;
+    kvd_status       st;
+
+    r.messages_json = messages_json;
+    r.vars_json     = vars_json;
+    KVD_TRY(kvd_chat_render(m, &r, &text, &spans, &n, err));
+    st = cli_tokenize_text(m, text, strlen(text), spans, n, true, out, err);
+    kvd_free(text);
+    kvd_free(spans);
+    return st;
+}
+
+const char *cli_grouped(uint64_t n, char out[32])
+{
+    char   digits[32];
+    int    len = snprintf(digits, sizeof(digits), "%" PRIu64, n);
+    size_t at  = 0;
+
+    for (int i = 0; i < len; i++) {
+        if (i > 0 && (len - i) % 3 == 0)
+            out[at++] = ',';
+        out[at++] = digits[i];
+    }
+    out[at] = 0;
+    return out;
+}
+
+double cli_mib(uint64_t bytes)
+{
+    return (double)bytes / (1024.0 * 1024.0);
+}
+
+static double rate(uint64_t n, uint64_t ns)
+{
+    return ns ? (double)n * 1e9 / (double)ns : 0.0;
+}
+
+void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_seconds, FILE *f)
+{
+    kvd_stats st = { .struct_size = sizeof(st) };
+    char      n[32], c[32];
+
+    kvd_session_get_stats(s, &st);
+    fprintf(f, "\n%-22s %14s %12s %12s\n", "", "tokens", "seconds", "tokens/s");
+    fprintf(f, "%-22s %14s %12.2f %12s\n", "load", "", load_seconds, "");
+    fprintf(f, "%-22s %14s %12.2f %12.1f\n", "prefill", cli_grouped(st.n_prefill, n),
+            (double)st.prefill_ns * 1e-9, rate(st.n_prefill, st.prefill_ns));
+    fprintf(f, "%-22s %14s %12.2f %12.1f\n", "decode", cli_grouped(st.n_decode, n),
+            (double)st.decode_ns * 1e-9, rate(st.n_decode, st.decode_ns));
+    fprintf(f, "%-22s %14s of %s tokens\n", "KV cache in use", cli_grouped(st.kv_used_tokens, n),
+            cli_grouped(st.kv_capacity_tokens, c));
+    fprintf(f, "\n%-22s %14s\n", "memory", "MiB");
+    fprintf(f, "%-22s %14.1f  (mapped file)\n", "weights", cli_mib(plan->weight_bytes));
+    fprintf(f, "%-22s %14.1f\n", "KV cache", cli_mib(plan->kv_bytes));
+    fprintf(f, "%-22s %14.1f\n", "scratch", cli_mib(plan->scratch_bytes));
+    fprintf(f, "%-22s %14.1f\n", "tables", cli_mib(plan->host_bytes));
+    fprintf(f, "%-22s %14.1f\n", "planned in all", cli_mib(plan->total_bytes));
+    fprintf(f, "%-22s %14.1f  (%.1f without the file)\n", "resident now",
+            cli_mib(cli_rss_bytes(false)), cli_mib(cli_rss_bytes(true)));
+}

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cli_inspect.c - kvdrive inspect, plan and doctor: what there is and what would fit. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+/* A metadata value on one line, cut to what a terminal shows. */
+static void print_value(const json_t *v)
+{
+    char *s = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+
+    if (s)
+        printf("%.100s%s", s, strlen(s) > 100 ? "..." : "");
+    free(s);
+}
+
+static void print_metadata(const json_t *root)
+{
+    const json_t *meta = json_object_get(root, "metadata");
+    const char   *key;
+    json_t       *value;
+
+    printf("metadata (%zu)\n", json_object_size(meta));
+    json_object_foreach((json_t *)meta, key, value)
+    {
+        printf("  %-44s ", key);
+        print_value(value);
+        putchar('\n');
+    }
+}
+
+static void print_tensors(const json_t *root)
+{
+    const json_t *list = json_object_get(root, "tensors");
+    size_t        i, k;
+    json_t       *t, *d;
+
+    printf("tensors (%zu)\n", json_array_size(list));
+    json_array_foreach((json_t *)list, i, t)
+    {
+        printf("  %-28s %-6s [", json_string_value(json_object_get(t, "name")),
+               json_string_value(json_object_get(t, "type")));
+        json_array_foreach(json_object_get(t, "dims"), k, d)
+            printf("%s%" JSON_INTEGER_FORMAT, k ? ", " : "", json_integer_value(d));
+        printf("]\n");
+    }
+}
+
+/* Geometry and what fits, for models this build can open; says why when it cannot. */
+static json_t *geometry(const char *path, kvd_err *err)
+{
+    kvd_model_params   p    = KVD_MODEL_PARAMS_INIT;
+    kvd_session_params sp   = KVD_SESSION_PARAMS_INIT;
+    kvd_model_info     i    = { .struct_size = sizeof(i) };
+    kvd_plan           plan = { .struct_size = sizeof(plan) };
+    kvd_model         *m    = NULL;
+    json_t            *g    = NULL;
+
+    p.path = path;
+    if (kvd_model_open(&m, &p, err) == KVD_OK && kvd_session_plan(m, &sp, &plan, err) == KVD_OK) {
+        kvd_model_get_info(m, &i);
+        g = json_pack(
+            "{s:s, s:s, s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:i}",
+            "arch", i.arch, "file_type", i.file_type, "n_param", (json_int_t)i.n_param,
+            "weight_bytes", (json_int_t)i.weight_bytes, "n_layer", i.n_layer, "n_embd", i.n_embd,
+            "n_head", i.n_head, "n_kv_head", i.n_kv_head, "head_dim", i.head_dim, "n_ff", i.n_ff,
+            "n_vocab", i.n_vocab, "n_ctx_train", i.n_ctx_train, "kv_bytes_per_token",
+            (json_int_t)i.kv_bytes_per_token, "kv_bytes_full_context", (json_int_t)plan.kv_bytes,
+            "available_bytes", (json_int_t)plan.available_bytes, "n_ctx_fits", plan.n_ctx_fits);
+    }
+    kvd_model_close(m);
+    return g;
+}
+
+static void print_geometry(const json_t *g, const char *why)
+{
+    const char *key;
+    json_t     *value;
+
+    if (!g) {
+        printf("this build cannot run it: %s\n", why);
+        return;
+    }
+    printf("geometry\n");
+    json_object_foreach((json_t *)g, key, value)
+    {
+        printf("  %-44s ", key);
+        print_value(value);
+        putchar('\n');
+    }
+}
+
+int cli_inspect(const kvd_opts *o)
+{
+    const char  *path = kvd_opts_text(o, "model");
+    kvd_err      err = { 0 }, why = { 0 };
+    char        *text = NULL;
+    json_t      *root, *g;
+    json_error_t je;
+
+    if (!path && o->n_rest == 1)
+        path = o->rest[0];
+    if (!path || o->n_rest > 1)
+        return cli_usage("inspect: give one model file");
+    if (kvd_inspect(path, &text, &err) != KVD_OK)
+        return cli_fail(&err);
+    root = json_loads(text, 0, &je);
+    kvd_free(text);
+    if (!root) {
+        fprintf(stderr, "kvdrive: %s: description cannot be read back: %s\n", path, je.text);
+        return EXIT_FAILED;
+    }
+    g = geometry(path, &why);
+    if (kvd_opts_flag(o, "json")) {
+        json_object_set_new(root, "geometry", g ? json_incref(g) : json_null());
+        if (!g)
+            json_object_set_new(root, "refused", json_string(why.msg));
+        json_dumpf(root, stdout, JSON_INDENT(1));
+        putchar('\n');
+    } else {
+        print_metadata(root);
+        print_tensors(root);
+        print_geometry(g, why.msg);
+    }
+    json_decref(g);
+    json_decref(root);
+    return EXIT_OK;
+}
+
+static void plan_row(const char *what, uint64_t bytes, const char *note)
+{
+    char n[32];
+
+    printf("%-16s %20s bytes %10.1f MiB  %s\n", what, cli_grouped(bytes, n), cli_mib(bytes), note);
+}
+
+int cli_plan(const kvd_opts *o)
+{
+    kvd_plan           p   = { .struct_size = sizeof(p) };
+    kvd_model         *m   = NULL;
+    kvd_err            err = { 0 };
+    kvd_session_params sp;
+    kvd_status         st = cli_model_open(&m, o, &err);
+
+    if (st == KVD_OK)
+        st = cli_session_params(&sp, o, &err);
+    if (st == KVD_OK)
+        st = kvd_session_plan(m, &sp, &p, &err);
+    kvd_model_close(m);
+    if (st != KVD_OK)
+        return cli_fail(&err);
+    if (kvd_opts_flag(o, "json")) {
+        printf("{\"n_ctx\":%u,\"n_seq\":%u,\"n_batch\":%u,\"weight_bytes\":%" PRIu64
+               ",\"kv_bytes\":%" PRIu64 ",\"scratch_bytes\":%" PRIu64 ",\"host_bytes\":%" PRIu64
+               ",\"total_bytes\":%" PRIu64 ",\"kv_bytes_per_token\":%" PRIu64
+               ",\"available_bytes\":%" PRIu64 ",\"n_ctx_fits\":%u}\n",
+               p.n_ctx, p.n_seq, p.n_batch, p.weight_bytes, p.kv_bytes, p.scratch_bytes,
+               p.host_bytes, p.total_bytes, p.kv_bytes_per_token, p.available_bytes, p.n_ctx_fits);
+        return EXIT_OK;
+    }
+    printf("context %u tokens, %u sequence(s), batches of %u\n\n", p.n_ctx, p.n_seq, p.n_batch);
+    plan_row("weights", p.weight_bytes, "mapped from the file");
+    plan_row("KV cache", p.kv_bytes, "");
+    plan_row("scratch", p.scratch_bytes, "activations, logits, kernel buffers");
+    plan_row("tables", p.host_bytes, "tokenizer, metadata");
+    plan_row("in all", p.total_bytes, "");
+    plan_row("available", p.available_bytes, "on this machine now");
+    if (p.total_bytes > p.available_bytes)
+        printf("\nThis does not fit: a context of %u tokens would (-c %u).\n", p.n_ctx_fits,
+               p.n_ctx_fits);
+    else
+        printf("\nFits; a single sequence could hold %u tokens.\n", p.n_ctx_fits);
+    return EXIT_OK;
+}
+
+int cli_doctor(const kvd_opts *o)
+{
+    kvd_err      err  = { 0 };
+    char        *text = NULL;
+    json_t      *root, *part, *value;
+    const char  *name, *key;
+    json_error_t je;
+
+    if (kvd_doctor(&text, &err) != KVD_OK)
+        return cli_fail(&err);
+    if (kvd_opts_flag(o, "json")) {
+        puts(text);
+        kvd_free(text);
+        return EXIT_OK;
+    }
+    root = json_loads(text, 0, &je);
+    kvd_free(text);
+    json_object_foreach(root, name, part)
+    {
+        printf("%s\n", name);
+        if (!json_is_object(part)) {
+            printf("  ");
+            print_value(part);
+            putchar('\n');
+        }
+        json_object_foreach(part, key, value)
+        {
+            printf("  %-20s ", key);
+            print_value(value);
+            putchar('\n');
+        }
+    }
+    json_decref(root);
+    return EXIT_OK;
+}

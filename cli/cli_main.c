@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cli_main.c - picks the command, reads its options, runs it. */
+#include <string.h>
+
+#include "cli.h"
+
+typedef struct command {
+    const char *name;
+    uint32_t    bit;
+    int (*run)(const kvd_opts *o);
+    const char *usage, *help;
+} command;
+
+static const command commands[] = {
+    { "run", CMD_RUN, cli_run, "-m FILE [-f FILE] [-p TEXT | -]",
+      "answer one prompt, or continue a text (--raw)" },
+    { "chat", CMD_CHAT, cli_chat, "-m FILE", "talk, with history; /help inside" },
+    { "bench", CMD_BENCH, cli_bench, "-m FILE [-p N,...] [-n N,...] [-d N,...]",
+      "measure prefill and decode speed, also at depth" },
+    { "perplexity", CMD_PERPLEXITY, cli_perplexity, "-m FILE TEXTFILE",
+      "how well the model predicts a text" },
+    { "tokenize", CMD_TOKENIZE, cli_tokenize, "-m FILE [-f FILE | -p TEXT | -]",
+      "show the tokens of a text" },
+    { "inspect", CMD_INSPECT, cli_inspect, "FILE", "what a model file holds, and what fits" },
+    { "plan", CMD_PLAN, cli_plan, "-m FILE [-c N]",
+      "the memory a context needs, before it is taken" },
+    { "doctor", CMD_DOCTOR, cli_doctor, "", "what this machine offers" },
+};
+
+static void print_overview(FILE *f)
+{
+    fprintf(
+        f,
+        "kvdrive %s - LLM inference with a tiered KV cache\n\nusage: kvdrive COMMAND [OPTIONS]\n\n",
+        kvd_version());
+    for (size_t i = 0; i < KVD_COUNTOF(commands); i++)
+        fprintf(f, "  %-11s %s\n", commands[i].name, commands[i].help);
+    fprintf(f, "\nkvdrive COMMAND --help lists the options of a command.\n");
+}
+
+static int unknown_command(const char *word)
+{
+    const char *name[KVD_COUNTOF(commands)];
+    const char *near;
+
+    for (size_t i = 0; i < KVD_COUNTOF(commands); i++)
+        name[i] = commands[i].name;
+    near = kvd_nearest(word, name, KVD_COUNTOF(commands));
+    if (near)
+        return cli_usage("unknown command '%s'; did you mean '%s'?", word, near);
+    return cli_usage("unknown command '%s'; kvdrive --help lists them", word);
+}
+
+static int print_text(kvd_buf *b)
+{
+    if (!b->oom)
+        fwrite(b->data ? b->data : "", 1, b->len, stdout);
+    kvd_buf_free(b);
+    return EXIT_OK;
+}
+
+static void log_line(void *ctx, kvd_log_level level, const char *msg)
+{
+    const bool *verbose = ctx;
+
+    if (level >= KVD_LOG_WARN || *verbose)
+        fprintf(stderr, "kvdrive: %s\n", msg);
+}
+
+static int run_command(const command *c, int argc, const char *const *argv)
+{
+    kvd_err  err = { 0 };
+    kvd_opts o;
+    kvd_buf  text = { 0 };
+    bool     verbose;
+    int      code;
+
+    if (kvd_opts_open(&o, cli_options, cli_n_option, c->bit, argc, argv, &err) != KVD_OK) {
+        fprintf(stderr, "kvdrive %s: %s\n", c->name, err.msg);
+        code = EXIT_USAGE;
+    } else if (kvd_opts_flag(&o, "help")) {
+        kvd_buf_printf(&text, "usage: kvdrive %s %s\n\n%s\n\n", c->name, c->usage, c->help);
+        kvd_opts_help(cli_options, cli_n_option, c->bit, &text);
+        code = print_text(&text);
+    } else if (kvd_opts_flag(&o, "print-config")) {
+        kvd_opts_print(&o, &text);
+        code = print_text(&text);
+    } else {
+        verbose = kvd_opts_flag(&o, "verbose");
+        kvd_set_log(log_line, &verbose);
+        code = c->run(&o);
+        kvd_set_log(NULL, NULL);
+    }
+    kvd_opts_close(&o);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "kvdrive: writing to standard output failed\n");
+        code = code ? code : EXIT_FAILED;
+    }
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_overview(stderr);
+        return EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
+        print_overview(stdout);
+        return EXIT_OK;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("kvdrive %s\n", kvd_version());
+        return EXIT_OK;
+    }
+    for (size_t i = 0; i < KVD_COUNTOF(commands); i++)
+        if (strcmp(argv[1], commands[i].name) == 0)
+            return run_command(&commands[i], argc - 2, (const char *const *)argv + 2);
+    return unknown_command(argv[1]);
+}
