@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_attn.c - how attention and the KV store are cut into items for the thread pool.
  *
- * A *unit* is one row of the batch.  Its keys are cut into splits whose length depends on the
- * number of keys alone; each split and KV head gives a partial softmax, and the partials are folded
- * in ascending order.  Whether the splits run as items of their own or one after another in one
- * item changes nothing in the result, nor does the number of threads.
+ * A *unit* is one row of the batch, or a run of rows of one sequence.
+ * Row units: the keys are cut into splits whose length depends on the number of keys alone; each
+ * split and KV head gives a partial softmax, and the partials are folded in ascending order.
+ * Whether the splits run as items of their own or one after another in one item changes nothing in
+ * the result, nor does the number of threads, nor the rest of the batch.
+ * Tile units: taken where a sequence brings many rows, unless the backend is deterministic (a
+ * prompt cut elsewhere would take the other way, and round differently).
  *
- * Scratch: the units, then the partials.  Owns: nothing (the backend owns the scratch).
- * Thread: the backend's caller. */
+ * Scratch: the units; then partials of row units; then one work area per thread for tiles.
+ * Owns: nothing (the backend owns the scratch).  Thread: the backend's caller. */
 #include "backend/cpu/cpu_attn.h"
 
 #include "backend/cpu/cpu.h"
@@ -16,26 +19,34 @@
 #define ATTN_SPLIT     512u /* keys of a split; 128 KB of bf16 at head_dim 64 */
 #define ATTN_SPLIT_MAX 64u  /* splits of a unit; longer contexts take longer splits */
 #define ATTN_PAIRS     8u   /* units x KV heads per thread up to which splits run apart */
-#define ATTN_ALONE                                                                              \
-    512u                    /* keys x KV heads that the caller does alone: about as long as the \
-                               pool takes to start and join */
-#define APPEND_ALONE 32768u /* elements, likewise */
-#define APPEND_ROWS  16u    /* rows of an item of kv_append */
+#define ATTN_ALONE                                                                            \
+    512u                  /* keys x KV heads that the caller does alone: about as long as the \
+                             pool takes to start and join */
+#define ATTN_TILE_MIN 32u /* columns of a sequence (rows x heads of a group) from which tiles win \
+                           */
+#define ATTN_TILE_COLS 384u   /* columns of an item at most */
+#define APPEND_ALONE   32768u /* elements, likewise */
+#define APPEND_ROWS    16u    /* rows of an item of kv_append */
 
 typedef struct attn_unit {
-    uint32_t seq, row; /* row inside the sequence's part of the batch */
-    uint32_t n_split, split_keys;
+    uint32_t seq, first_row;      /* row inside the sequence's part of the batch */
+    uint32_t n_row;               /* 1: by splits; more, or in a tile sequence: by tiles */
+    uint32_t n_split, split_keys; /* 0 in tile units */
     uint32_t first_item;
 } attn_unit;
 
 typedef struct attn_job {
-    const cpu_attn_kernels *k;
-    const kvd_attn_args    *a;
-    const attn_unit        *unit;
-    uint32_t                n_unit, group;
-    bool                    apart; /* an item is one split, not all splits of a unit's KV head */
-    float                  *part;
-    uint64_t                part_floats;
+    const cpu_attn_kernels     *k;
+    const cpu_attn_tile_kernel *tile;
+    const kvd_attn_args        *a;
+    const attn_unit            *unit; /* tile units first: theirs are the long items */
+    uint32_t                    n_unit, n_tile_unit, group;
+    uint32_t                    n_tile_item;
+    bool                        apart; /* an item is one split, not all of a unit's KV head */
+    float                      *part;
+    uint64_t                    part_floats;
+    uint8_t                    *work; /* [n_thread][work_bytes] */
+    uint64_t                    work_bytes;
 } attn_job;
 
 static const cpu_attn_kernels *attn_kernels(const cpu_backend *be, uint32_t head_dim)
@@ -45,6 +56,14 @@ static const cpu_attn_kernels *attn_kernels(const cpu_backend *be, uint32_t head
     if (be->isa >= OS_ISA_AVX2 && head_dim % cpu_attn_avx2.width == 0)
         return &cpu_attn_avx2;
     return head_dim % cpu_attn_portable.width == 0 ? &cpu_attn_portable : &cpu_attn_scalar;
+}
+
+static const cpu_attn_tile_kernel *attn_tile_kernel(const cpu_backend *be, kvd_dtype type,
+                                                    uint32_t head_dim)
+{
+    if (be->isa == OS_ISA_AMX && !be->precise && type == KVD_DTYPE_BF16 && head_dim % 16 == 0)
+        return &cpu_attn_tile_amx;
+    return &attn_kernels(be, head_dim)->tile;
 }
 
 static uint32_t attn_split_keys(uint32_t n_key)
@@ -68,17 +87,38 @@ static uint64_t attn_slot_floats(uint32_t group, uint32_t head_dim)
     return kvd_align_up(cpu_attn_part_floats(group, head_dim), KVD_CACHE_LINE / sizeof(float));
 }
 
+/* Columns of a tile item, at most: a unit has whole rows, at least one. */
+static uint32_t attn_max_cols(uint32_t group)
+{
+    return group > ATTN_TILE_COLS ? group : ATTN_TILE_COLS;
+}
+
+static uint64_t attn_rows_bytes(const cpu_backend *be, uint64_t n_pair, uint64_t n_split,
+                                uint32_t group, uint32_t head_dim)
+{
+    const uint64_t pairs  = kvd_min_u64(n_pair, (uint64_t)ATTN_PAIRS * be->base.n_thread);
+    const uint64_t n_slot = kvd_max_u64(pairs * n_split, 2 * (uint64_t)be->base.n_thread);
+
+    return n_slot * attn_slot_floats(group, head_dim) * sizeof(float);
+}
+
+/* Covers bf16 and float KV: a session may take either. */
 uint64_t cpu_attn_scratch_bytes(const cpu_backend *be, const kvd_backend_limits *lim)
 {
-    const uint32_t group = (uint32_t)kvd_div_up(lim->n_head, kvd_max_u64(1, lim->n_kv_head));
-    const uint64_t pairs = kvd_min_u64((uint64_t)lim->n_token * lim->n_kv_head,
-                                       (uint64_t)ATTN_PAIRS * be->base.n_thread);
-    const uint64_t n_slot =
-        kvd_max_u64(pairs * kvd_min_u64(ATTN_SPLIT_MAX, kvd_div_up(lim->n_ctx, ATTN_SPLIT)),
-                    2 * (uint64_t)be->base.n_thread);
+    const uint32_t group  = (uint32_t)kvd_div_up(lim->n_head, kvd_max_u64(1, lim->n_kv_head));
+    const uint32_t n_col  = attn_max_cols(group);
+    const uint64_t splits = kvd_min_u64(ATTN_SPLIT_MAX, kvd_div_up(lim->n_ctx, ATTN_SPLIT));
+    uint64_t       tile   = 0;
 
+    if (!be->deterministic)
+        tile = kvd_max_u64(
+            attn_tile_kernel(be, KVD_DTYPE_F32, lim->head_dim)->scratch_bytes(n_col, lim->head_dim),
+            attn_tile_kernel(be, KVD_DTYPE_BF16, lim->head_dim)
+                ->scratch_bytes(n_col, lim->head_dim));
     return attn_unit_bytes(lim->n_token) +
-           n_slot * attn_slot_floats(group, lim->head_dim) * sizeof(float);
+           attn_rows_bytes(be, (uint64_t)lim->n_token * lim->n_kv_head, splits, group,
+                           lim->head_dim) +
+           tile * be->base.n_thread;
 }
 
 /* ---- items ----------------------------------------------------------------------- */
@@ -103,7 +143,7 @@ static void attn_split_run(const attn_job *j, const attn_unit *u, uint32_t kv_he
 {
     const kvd_attn_args *a     = j->a;
     const kvd_kv_seq    *q     = &a->seq[u->seq];
-    const uint32_t       n_key = q->n_past + u->row + 1;
+    const uint32_t       n_key = q->n_past + u->first_row + 1;
     const uint32_t       first = split * u->split_keys;
     const cpu_attn_rows  rows  = { .kv        = &a->kv,
                                    .block     = q->block,
@@ -112,7 +152,7 @@ static void attn_split_run(const attn_job *j, const attn_unit *u, uint32_t kv_he
                                    .first_key = first,
                                    .end_key =
                                      n_key - first < u->split_keys ? n_key : first + u->split_keys,
-                                   .q = a->q + (uint64_t)(q->first_row + u->row) * a->q_stride +
+                                   .q = a->q + (uint64_t)(q->first_row + u->first_row) * a->q_stride +
                                         (uint64_t)kv_head * j->group * a->kv.head_dim,
                                    .scale = a->scale,
                                    .part  = part };
@@ -124,10 +164,32 @@ static void attn_finish_run(const attn_job *j, const attn_unit *u, uint32_t kv_h
                             const float *acc)
 {
     const kvd_attn_args *a   = j->a;
-    const uint64_t       row = (uint64_t)a->seq[u->seq].first_row + u->row;
+    const uint64_t       row = (uint64_t)a->seq[u->seq].first_row + u->first_row;
 
     j->k->finish(acc, a->out + row * a->out_stride + (uint64_t)kv_head * j->group * a->kv.head_dim,
                  j->group, a->kv.head_dim);
+}
+
+static void attn_tile_run(const attn_job *j, const attn_unit *u, uint32_t kv_head, uint32_t thread)
+{
+    const kvd_attn_args *a    = j->a;
+    const kvd_kv_seq    *q    = &a->seq[u->seq];
+    const uint64_t       row  = (uint64_t)q->first_row + u->first_row;
+    const uint64_t       head = (uint64_t)kv_head * j->group * a->kv.head_dim;
+    const cpu_attn_tile  tile = { .kv         = &a->kv,
+                                  .block      = q->block,
+                                  .kv_head    = kv_head,
+                                  .group      = j->group,
+                                  .n_row      = u->n_row,
+                                  .n_past     = q->n_past + u->first_row,
+                                  .q_stride   = a->q_stride,
+                                  .out_stride = a->out_stride,
+                                  .q          = a->q + row * a->q_stride + head,
+                                  .out        = a->out + row * a->out_stride + head,
+                                  .scale      = a->scale,
+                                  .scratch    = j->work + thread * j->work_bytes };
+
+    j->tile->run(&tile);
 }
 
 static void attn_item(void *ctx, uint32_t item, uint32_t thread)
@@ -137,8 +199,13 @@ static void attn_item(void *ctx, uint32_t item, uint32_t thread)
     const uint32_t   at = item - u->first_item;
     float           *acc, *next;
 
+    if (item < j->n_tile_item) {
+        attn_tile_run(j, u, at, thread);
+        return;
+    }
     if (j->apart) {
-        attn_split_run(j, u, at / u->n_split, at % u->n_split, j->part + item * j->part_floats);
+        attn_split_run(j, u, at / u->n_split, at % u->n_split,
+                       j->part + (item - j->n_tile_item) * j->part_floats);
         return;
     }
     acc  = j->part + 2 * (uint64_t)thread * j->part_floats;
@@ -154,7 +221,8 @@ static void attn_item(void *ctx, uint32_t item, uint32_t thread)
 /* Folds the partials of one unit and KV head into the first of them. */
 static void attn_merge(const attn_job *j, const attn_unit *u, uint32_t kv_head)
 {
-    float *acc = j->part + (uint64_t)(u->first_item + kv_head * u->n_split) * j->part_floats;
+    float *acc = j->part +
+                 (uint64_t)(u->first_item - j->n_tile_item + kv_head * u->n_split) * j->part_floats;
 
     for (uint32_t s = 1; s < u->n_split; s++)
         j->k->fold(acc, acc + s * j->part_floats, j->group, j->a->kv.head_dim);
@@ -163,39 +231,116 @@ static void attn_merge(const attn_job *j, const attn_unit *u, uint32_t kv_head)
 
 /* ---- attention ------------------------------------------------------------------- */
 
-/* Lists the units and returns how many keys they read, summed. */
-static uint64_t attn_list_units(attn_job *j, attn_unit *unit)
+static bool attn_by_tiles(const cpu_backend *be, const attn_job *j, const kvd_kv_seq *q)
 {
-    const kvd_attn_args *a     = j->a;
-    uint64_t             n_key = 0;
-
-    for (uint32_t s = 0; s < a->n_seq; s++) {
-        for (uint32_t r = 0; r < a->seq[s].n_row; r++) {
-            const uint32_t n = a->seq[s].n_past + r + 1;
-
-            unit[j->n_unit++] = (attn_unit){
-                .seq = s, .row = r, .n_split = attn_n_split(n), .split_keys = attn_split_keys(n)
-            };
-            n_key += n;
-        }
-    }
-    return n_key;
+    return !be->deterministic && q->n_row > 1 && (uint64_t)q->n_row * j->group >= ATTN_TILE_MIN;
 }
 
-static uint32_t attn_number_items(const attn_job *j, attn_unit *unit)
+/* Rows of a tile unit: about four items for each thread, within what pays and what fits. */
+static uint32_t attn_tile_rows(const cpu_backend *be, const attn_job *j, uint64_t n_row)
 {
-    uint32_t n_item = 0;
+    const uint64_t n_col = n_row * j->a->n_head / (4 * (uint64_t)be->base.n_thread);
+    const uint64_t most  = attn_max_cols(j->group);
 
-    for (uint32_t i = 0; i < j->n_unit; i++) {
-        unit[i].first_item = n_item;
-        n_item += j->a->kv.n_kv_head * (j->apart ? unit[i].n_split : 1);
+    return (uint32_t)(kvd_max_u64(ATTN_TILE_MIN, kvd_min_u64(most, n_col)) / j->group);
+}
+
+/* The last rows of a sequence see the most keys and go first. */
+static void attn_list_tiles(attn_job *j, attn_unit *unit, uint32_t seq, uint32_t unit_rows)
+{
+    uint32_t end = j->a->seq[seq].n_row;
+
+    while (end > 0) {
+        const uint32_t n = end < unit_rows ? end : unit_rows;
+
+        end -= n;
+        unit[j->n_unit++] = (attn_unit){ .seq = seq, .first_row = end, .n_row = n };
     }
+}
+
+static void attn_list_rows(attn_job *j, attn_unit *unit, uint32_t seq)
+{
+    for (uint32_t r = 0; r < j->a->seq[seq].n_row; r++) {
+        const uint32_t n = j->a->seq[seq].n_past + r + 1;
+
+        unit[j->n_unit++] = (attn_unit){ .seq        = seq,
+                                         .first_row  = r,
+                                         .n_row      = 1,
+                                         .n_split    = attn_n_split(n),
+                                         .split_keys = attn_split_keys(n) };
+    }
+}
+
+static void attn_list_units(const cpu_backend *be, attn_job *j, attn_unit *unit)
+{
+    const kvd_attn_args *a          = j->a;
+    uint64_t             n_tile_row = 0;
+    uint32_t             unit_rows;
+
+    for (uint32_t s = 0; s < a->n_seq; s++)
+        n_tile_row += attn_by_tiles(be, j, &a->seq[s]) ? a->seq[s].n_row : 0;
+    unit_rows = (uint32_t)kvd_max_u64(1, attn_tile_rows(be, j, n_tile_row));
+    for (uint32_t s = 0; s < a->n_seq; s++) {
+        if (attn_by_tiles(be, j, &a->seq[s]))
+            attn_list_tiles(j, unit, s, unit_rows);
+    }
+    j->n_tile_unit = j->n_unit;
+    for (uint32_t s = 0; s < a->n_seq; s++) {
+        if (!attn_by_tiles(be, j, &a->seq[s]))
+            attn_list_rows(j, unit, s);
+    }
+}
+
+static uint32_t attn_number_items(const cpu_backend *be, attn_job *j, attn_unit *unit)
+{
+    const uint64_t n_pair = (uint64_t)(j->n_unit - j->n_tile_unit) * j->a->kv.n_kv_head;
+    uint32_t       n_item = 0;
+
+    j->apart = n_pair <= (uint64_t)ATTN_PAIRS * be->base.n_thread;
+    for (uint32_t i = 0; i < j->n_unit; i++) {
+        if (i == j->n_tile_unit)
+            j->n_tile_item = n_item;
+        unit[i].first_item = n_item;
+        n_item += j->a->kv.n_kv_head * (j->apart && i >= j->n_tile_unit ? unit[i].n_split : 1);
+    }
+    if (j->n_tile_unit == j->n_unit)
+        j->n_tile_item = n_item;
     return n_item;
 }
 
-static void attn_run(cpu_backend *be, attn_job *j, uint32_t n_item, bool alone)
+/* Lays out the scratch behind the units, and asserts that it was reserved. */
+static void attn_place(const cpu_backend *be, attn_job *j, uint64_t n_row, uint32_t n_item)
 {
-    if (alone) {
+    const uint64_t slots = j->apart ? n_item - j->n_tile_item : 2 * (uint64_t)be->base.n_thread;
+    uint8_t       *at    = (uint8_t *)be->at_scratch + attn_unit_bytes(n_row);
+    uint64_t       used  = attn_unit_bytes(n_row);
+
+    j->part_floats = attn_slot_floats(j->group, j->a->kv.head_dim);
+    j->part        = (float *)(void *)at;
+    used += slots * j->part_floats * sizeof(float);
+    j->work = (uint8_t *)be->at_scratch + used;
+    if (j->n_tile_unit > 0) {
+        j->work_bytes = j->tile->scratch_bytes(attn_max_cols(j->group), j->a->kv.head_dim);
+        used += j->work_bytes * be->base.n_thread;
+    }
+    kvd_assert(used <= be->at_scratch_bytes);
+}
+
+/* Whether the pool would take longer to start than the caller to finish. */
+static bool attn_alone(const cpu_backend *be, const attn_job *j)
+{
+    uint64_t n_key = 0;
+
+    if (be->base.n_thread < 2)
+        return true;
+    for (uint32_t s = 0; s < j->a->n_seq; s++)
+        n_key += (uint64_t)j->a->seq[s].n_row * (j->a->seq[s].n_past + j->a->seq[s].n_row);
+    return n_key * j->a->kv.n_kv_head <= ATTN_ALONE;
+}
+
+static void attn_run(cpu_backend *be, attn_job *j, uint32_t n_item)
+{
+    if (attn_alone(be, j)) {
         for (uint32_t i = 0; i < n_item; i++)
             attn_item(j, i, 0);
     } else {
@@ -203,7 +348,7 @@ static void attn_run(cpu_backend *be, attn_job *j, uint32_t n_item, bool alone)
     }
     if (!j->apart)
         return;
-    for (uint32_t u = 0; u < j->n_unit; u++) {
+    for (uint32_t u = j->n_tile_unit; u < j->n_unit; u++) {
         for (uint32_t h = 0; h < j->a->kv.n_kv_head; h++)
             attn_merge(j, &j->unit[u], h);
     }
@@ -213,9 +358,13 @@ kvd_status cpu_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err)
 {
     cpu_backend *be    = st->be;
     attn_unit   *unit  = be->at_scratch;
-    uint64_t     n_row = 0, n_key;
+    uint64_t     n_row = 0;
     uint32_t     n_item;
-    attn_job     j = { .a = a, .unit = unit, .group = a->n_head / a->kv.n_kv_head };
+    attn_job     j = { .a     = a,
+                       .unit  = unit,
+                       .group = a->n_head / a->kv.n_kv_head,
+                       .k     = attn_kernels(be, a->kv.head_dim),
+                       .tile  = attn_tile_kernel(be, a->kv.type, a->kv.head_dim) };
 
     (void)err;
     cpu_kv_check(&a->kv);
@@ -223,16 +372,10 @@ kvd_status cpu_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err)
     for (uint32_t s = 0; s < a->n_seq; s++)
         n_row += a->seq[s].n_row;
     kvd_assert(attn_unit_bytes(n_row) <= be->at_scratch_bytes);
-    j.k           = attn_kernels(be, a->kv.head_dim);
-    j.part        = (float *)(void *)((uint8_t *)be->at_scratch + attn_unit_bytes(n_row));
-    j.part_floats = attn_slot_floats(j.group, a->kv.head_dim);
-    j.apart       = n_row * a->kv.n_kv_head <= (uint64_t)ATTN_PAIRS * be->base.n_thread;
-    n_key         = attn_list_units(&j, unit);
-    n_item        = attn_number_items(&j, unit);
-    kvd_assert(attn_unit_bytes(n_row) +
-                   (j.apart ? n_item : 2 * (uint64_t)be->base.n_thread) * j.part_floats * 4 <=
-               be->at_scratch_bytes);
-    attn_run(be, &j, n_item, be->base.n_thread < 2 || n_key * a->kv.n_kv_head <= ATTN_ALONE);
+    attn_list_units(be, &j, unit);
+    n_item = attn_number_items(be, &j, unit);
+    attn_place(be, &j, n_row, n_item);
+    attn_run(be, &j, n_item);
     return KVD_OK;
 }
 

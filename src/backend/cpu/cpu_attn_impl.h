@@ -12,52 +12,13 @@
 #include <math.h>
 
 #include "backend/cpu/cpu_attn.h"
-#include "backend/cpu/cpu_kv.h"
+#include "backend/cpu/cpu_attn_tile_impl.h"
+#include "backend/cpu/cpu_attn_walk.h"
 #include "backend/cpu/cpu_vec.h"
 
 #define ATTN_TILE   64u
 #define ATTN_NQ_MAX (CPU_VEC_W < 8 ? CPU_VEC_W : 8)
 #define ATTN_ACC    (CPU_VEC_W < 16 ? 8 : 16) /* output sums that fit the registers */
-
-/* A walk over the rows of one lane. */
-typedef struct attn_walk {
-    const kvd_kv_layout *kv;
-    const uint64_t      *block;
-    const uint8_t       *row; /* K row of the next key */
-    uint32_t             kv_head, key, in_chunk, in_block;
-    uint64_t             row_bytes;
-} attn_walk;
-
-static attn_walk attn_walk_from(const cpu_attn_rows *a)
-{
-    return (attn_walk){ .kv        = a->kv,
-                        .block     = a->block,
-                        .row       = cpu_kv_row(a->kv, a->block, a->kv_head, a->first_key),
-                        .kv_head   = a->kv_head,
-                        .key       = a->first_key,
-                        .in_chunk  = a->first_key % a->kv->chunk_tokens,
-                        .in_block  = a->first_key % a->kv->block_tokens,
-                        .row_bytes = a->kv->head_dim * cpu_kv_elem_bytes(a->kv) };
-}
-
-/* The next n K rows; no address past the last key asked for is computed from block[]. */
-static void attn_walk_rows(attn_walk *w, const uint8_t **row, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        if (w->in_block == w->kv->block_tokens) {
-            w->in_block = w->in_chunk = 0;
-            w->row                    = cpu_kv_row(w->kv, w->block, w->kv_head, w->key);
-        } else if (w->in_chunk == w->kv->chunk_tokens) {
-            w->in_chunk = 0;
-            w->row += w->kv->record_bytes / 2; /* over the V rows */
-        }
-        row[i] = w->row;
-        w->row += w->row_bytes;
-        w->key++;
-        w->in_chunk++;
-        w->in_block++;
-    }
-}
 
 CPU_INLINE vf attn_load(const uint8_t *row, uint32_t i, bool bf16)
 {
@@ -166,13 +127,14 @@ CPU_INLINE void attn_pass(const cpu_attn_rows *a, const float *q, float *o, floa
     const uint8_t *row[ATTN_TILE];
     float          s[ATTN_TILE * ATTN_NQ_MAX], lane[CPU_VEC_W], alpha[CPU_VEC_W];
     vf             max = vf_set1(-1e30f), sum = vf_set1(0.0f), al;
-    attn_walk      w = attn_walk_from(a);
+    attn_walk      w = attn_walk_from(a->kv, a->block, a->kv_head, a->first_key);
 
     for (uint32_t key = a->first_key; key < a->end_key; key += ATTN_TILE) {
         const uint32_t n  = a->end_key - key < ATTN_TILE ? a->end_key - key : ATTN_TILE;
         const uint32_t nk = CPU_VEC_W / nq, n_vec = (n + nk - 1) / nk;
 
-        attn_walk_rows(&w, row, n);
+        for (uint32_t k = 0; k < n; k++)
+            row[k] = attn_walk_next(&w);
         for (uint32_t k = n; k < n_vec * nk; k++)
             row[k] = row[n - 1];
         attn_scores(q, dim, row, s, n, nq, bf16);
@@ -318,7 +280,8 @@ static void attn_store(kvd_dtype type, const float *x, void *dst, uint32_t n)
 #define CPU_ATTN_TABLE                                                                   \
     {                                                                                    \
         .width = CPU_VEC_W, .rows = attn_rows, .fold = attn_fold, .finish = attn_finish, \
-        .store = attn_store                                                              \
+        .store = attn_store,                                                             \
+        .tile  = { .scratch_bytes = attn_tile_scratch_bytes, .run = attn_tile },         \
     }
 
 #endif
