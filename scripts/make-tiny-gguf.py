@@ -93,7 +93,8 @@ def good_all(path):
     w.add_float64("t.f64", 1e300)
     w.add_bool("t.yes", True)
     w.add_bool("t.no", False)
-    w.add_string("t.str", "na\u00efve \u4e16\u754c \U0001f600 \"quoted\" back\\slash\nline\ttab\x01")
+    w.add_string("t.str", "na\u00efve \u4e16\u754c \U0001f600 "
+                 "\"quoted\" back\\slash\nline\ttab\x01")
     w.add_array("t.strs", ["", "a", "bc", "\u00e9"])
     w.add_array("t.ints", list(range(-3, 4)))
     w.add_array("t.bools", [True, False, True])
@@ -119,9 +120,10 @@ def good_files():
     yield "good-align.gguf", blob([ARCH, kv("general.alignment", U32, 256)],
                                   [tensor("a", (3,), 0, 0), tensor("b", (2, 1, 1, 2), 0, 256)],
                                   ROW * 2 + ROW[:16], align=256)
-    yield "good-unread.gguf", blob([ARCH], [tensor("iq", (256, 2), 23, 0), tensor("w", (32,), 0, 288)],
-                                   b"\1" * 288 + ROW)
-    yield "good-bytes.gguf", blob([kv(b"k\xff\x80", STR, string(b"\xc3\x28\xed\xa0\x80\xf4\x90\x80\x80\xe2\x82")),
+    yield "good-unread.gguf", blob(
+        [ARCH], [tensor("iq", (256, 2), 23, 0), tensor("w", (32,), 0, 288)], b"\1" * 288 + ROW)
+    not_utf8 = b"\xc3\x28\xed\xa0\x80\xf4\x90\x80\x80\xe2\x82"
+    yield "good-bytes.gguf", blob([kv(b"k\xff\x80", STR, string(not_utf8)),
                                    kv("nul", STR, string(b"a\0b")), kv("inf", F32, float("inf")),
                                    kv("nan", F64, float("nan")), kv("tiny", F64, 5e-324)])
     # One set, then sets with a defect each.
@@ -201,7 +203,8 @@ def bad_files():
     yield "offset-beyond", one(offset=4096)
     yield "truncated", one()[:-1]
     yield "truncated-unread", one(t=23, dims=(256,), offset=4096)
-    yield "tensor-twice", blob([ARCH], [tensor("w", (32,), 0, 0), tensor("w", (32,), 0, 128)], ROW * 2)
+    yield "tensor-twice", blob(
+        [ARCH], [tensor("w", (32,), 0, 0), tensor("w", (32,), 0, 128)], ROW * 2)
     yield "overlap", blob([ARCH], [tensor("a", (32,), 0, 0), tensor("b", (32,), 0, 0)], ROW)
     yield "directory-short", blob([ARCH], [tensor("a" * 40, (32,), 0, 0)])[:-50]
 

@@ -13,9 +13,21 @@
 
 typedef struct gguf_file gguf_file;
 
-typedef enum gguf_type { /* ids of the format */
-    GGUF_U8 = 0, GGUF_I8, GGUF_U16, GGUF_I16, GGUF_U32, GGUF_I32, GGUF_F32, GGUF_BOOL,
-    GGUF_STRING, GGUF_ARRAY, GGUF_U64, GGUF_I64, GGUF_F64
+/* Ids of the format. */
+typedef enum gguf_type {
+    GGUF_U8 = 0,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64
 } gguf_type;
 
 typedef struct gguf_str {
@@ -28,13 +40,13 @@ typedef struct gguf_kv gguf_kv; /* one metadata entry */
 #define GGUF_MAX_DIMS 4
 typedef struct gguf_tensor {
     gguf_str    name;
-    uint32_t    type_id;  /* as in the file; kvd_dtype_get() says whether we read it */
+    uint32_t    type_id; /* as in the file; kvd_dtype_get() says whether we read it */
     uint32_t    n_dim;
     uint64_t    dim[GGUF_MAX_DIMS]; /* dim[0] varies fastest (a row's length); unused ones are 1 */
     uint64_t    n_elem, bytes;      /* bytes 0 when the type is not one we read */
     uint64_t    offset;             /* in its file, absolute */
     uint32_t    split;              /* which file of the set */
-    const void *data;               /* into the mapping; NULL when the type is not one we read */
+    const void *data; /* into the mapping, at 8 bytes or more; NULL: a type we do not read */
 } gguf_tensor;
 
 /* Opens a file, or all files of a split set when path is the first of one
@@ -45,12 +57,12 @@ typedef struct gguf_tensor {
 kvd_status gguf_open(gguf_file **out, const char *path, kvd_err *err);
 void       gguf_close(gguf_file *g);
 
-uint32_t gguf_version(const gguf_file *g);
-uint64_t gguf_mapped_bytes(const gguf_file *g);   /* of all files */
-uint64_t gguf_tensor_bytes(const gguf_file *g);   /* sum over tensors we read */
-uint64_t gguf_heap_bytes(const gguf_file *g);     /* what the parsed directory holds on the heap */
-uint64_t gguf_header_bytes(const gguf_file *g);   /* of all files: what comes before tensor data */
-uint32_t gguf_n_split(const gguf_file *g);
+uint32_t    gguf_version(const gguf_file *g);
+uint64_t    gguf_mapped_bytes(const gguf_file *g); /* of all files */
+uint64_t    gguf_tensor_bytes(const gguf_file *g); /* sum over tensors we read */
+uint64_t    gguf_heap_bytes(const gguf_file *g);   /* what the parsed directory holds on the heap */
+uint64_t    gguf_header_bytes(const gguf_file *g); /* of all files: what comes before tensor data */
+uint32_t    gguf_n_split(const gguf_file *g);
 const char *gguf_split_path(const gguf_file *g, uint32_t split);
 
 uint64_t       gguf_n_kv(const gguf_file *g);
@@ -71,10 +83,14 @@ bool gguf_kv_str(const gguf_kv *kv, uint64_t i, gguf_str *out);
 
 /* Typed look-ups with a message: absent and optional leaves *out alone and is KVD_OK; absent and
  * required is KVD_E_CORRUPT naming the key; wrong type or range is KVD_E_CORRUPT naming both. */
-kvd_status gguf_get_u32(const gguf_file *g, const char *key, bool required, uint32_t *out, kvd_err *err);
-kvd_status gguf_get_f32(const gguf_file *g, const char *key, bool required, float *out, kvd_err *err);
-kvd_status gguf_get_bool(const gguf_file *g, const char *key, bool required, bool *out, kvd_err *err);
-kvd_status gguf_get_str(const gguf_file *g, const char *key, bool required, gguf_str *out, kvd_err *err);
+kvd_status gguf_get_u32(const gguf_file *g, const char *key, bool required, uint32_t *out,
+                        kvd_err *err);
+kvd_status gguf_get_f32(const gguf_file *g, const char *key, bool required, float *out,
+                        kvd_err *err);
+kvd_status gguf_get_bool(const gguf_file *g, const char *key, bool required, bool *out,
+                         kvd_err *err);
+kvd_status gguf_get_str(const gguf_file *g, const char *key, bool required, gguf_str *out,
+                        kvd_err *err);
 bool       gguf_str_eq(gguf_str s, const char *z);
 
 uint64_t           gguf_n_tensor(const gguf_file *g);

@@ -8,7 +8,8 @@
  *
  * The mutator knows the format: it finds the fields of an input, bends one (or copies, drops,
  * grows an entry, keeping counts and padding right more often than not), so that mutations reach
- * past the first length check. */
+ * past the first length check.  corpus/gguf began as tests/data/gguf and is what
+ * -merge=1 -set_cover_merge=1 leaves of a long run, plus a set for each way a set can be wrong. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
