@@ -2,10 +2,11 @@
 // Writes the raw float32 logits, or the greedy continuations, that llama.cpp gives for token ids.
 //
 //   llama_logits -m MODEL -i WINDOWS -o OUT [-t THREADS] [-g N] [-k f16|f32]
-//                [-s none|linear|yarn -f FACTOR [-c ORIG_CTX]] [-O KEY=N]
+//                [-x 0|1] [-s none|linear|yarn -f FACTOR [-c ORIG_CTX]] [-O KEY=N]
 //
 // WINDOWS (little-endian u32): n_window, then for each: n_token, n_pos, tokens[], positions[].
 // OUT: for each window and position n_vocab floats; with -g N, N u32 token ids for each window.
+// -x 0 turns off repacked weights (AMX and the like), as llama.cpp's --no-repack does.
 // -O overrides an unsigned metadata value, such as the original context of a LongRoPE model,
 // by which llama.cpp picks long or short factors for the whole context.
 #include <llama.h>
@@ -77,6 +78,7 @@ int main(int argc, char **argv)
     std::string scaling, kv_type = "f16", over;
     float factor = 1.0F;
     uint32_t orig_ctx = 0;
+    bool repack = true;
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *v = argv[i + 1];
         switch (argv[i][0] == '-' ? argv[i][1] : 0) {
@@ -86,6 +88,7 @@ int main(int argc, char **argv)
         case 't': n_thread = std::atoi(v); break;
         case 'g': n_greedy = std::atoi(v); break;
         case 'k': kv_type = v; break;
+        case 'x': repack = std::atoi(v) != 0; break;
         case 's': scaling = v; break;
         case 'f': factor = static_cast<float>(std::atof(v)); break;
         case 'c': orig_ctx = static_cast<uint32_t>(std::atoi(v)); break;
@@ -104,6 +107,7 @@ int main(int argc, char **argv)
 
     llama_backend_init();
     llama_model_params mp = llama_model_default_params();
+    mp.use_extra_bufts = repack;
     llama_model_kv_override kv[2] = {};
     const size_t eq = over.find('=');
     if (eq != std::string::npos) {
