@@ -155,26 +155,38 @@ static int by_logit(const void *a, const void *b)
     return (x->id > y->id) - (x->id < y->id);
 }
 
-/* Moves the k best to the front of c, in any order (quickselect on a copy of the key order). */
+/* Hoare's partition of c[lo, hi): returns j, lo <= j < hi - 1, with no element of [lo, j] worse
+ * than any of [j + 1, hi).  The pivot is never the last element, so both sides have one. */
+static uint32_t partition(candidate *c, uint32_t lo, uint32_t hi)
+{
+    const candidate pivot = c[lo + (hi - 1 - lo) / 2];
+    uint32_t        i = lo, j = hi - 1;
+
+    for (;;) {
+        candidate t;
+
+        while (by_logit(&c[i], &pivot) < 0)
+            i++;
+        while (by_logit(&c[j], &pivot) > 0)
+            j--;
+        if (i >= j)
+            return j;
+        t    = c[i];
+        c[i] = c[j];
+        c[j] = t;
+        i++;
+        j--;
+    }
+}
+
+/* Moves the k best to the front of c, in any order (quickselect). */
 static void select_top(candidate *c, uint32_t n, uint32_t k)
 {
     uint32_t lo = 0, hi = n;
 
     while (hi - lo > 1 && k > lo && k < hi) {
-        const candidate pivot = c[lo + (hi - lo) / 2];
-        uint32_t        i = lo, j = hi - 1;
+        const uint32_t j = partition(c, lo, hi);
 
-        for (;;) { /* Hoare partition: afterwards [lo, j] are no worse than [j + 1, hi) */
-            while (by_logit(&c[i], &pivot) < 0)
-                i++;
-            while (by_logit(&c[j], &pivot) > 0)
-                j--;
-            if (i >= j)
-                break;
-            const candidate t = c[i];
-            c[i++]            = c[j];
-            c[j--]            = t;
-        }
         if (k <= j + 1)
             hi = j + 1;
         else

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_sampler.c - every filter against a slow, obvious version, and the distribution it draws. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/engine.h"
+
+enum { N = 500 };
+
+static kvd_sampler_params plain(void)
+{
+    return (kvd_sampler_params){ .struct_size    = sizeof(kvd_sampler_params),
+                                 .temperature    = 1.0f,
+                                 .top_p          = 1.0f,
+                                 .repeat_penalty = 1.0f,
+                                 .seed           = 7 };
+}
+
+static kvd_sampler *open_it(const kvd_sampler_params *p)
+{
+    kvd_sampler *sm;
+    kvd_err      err = { 0 };
+
+    if (engine_sampler_open(&sm, N, p, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    return sm;
+}
+
+static void random_logits(float *x, uint64_t seed)
+{
+    kvd_rng r;
+
+    kvd_rng_seed(&r, seed);
+    for (int i = 0; i < N; i++)
+        x[i] = 8.0f * kvd_rng_f32(&r) - 4.0f;
+}
+
+static void test_greedy_takes_the_lowest_of_equals(void **state)
+{
+    kvd_sampler_params p    = plain();
+    float              x[N] = { 0 };
+    kvd_sampler       *sm;
+
+    (void)state;
+    p.temperature = 0.0f;
+    sm            = open_it(&p);
+    x[17] = x[44] = 3.0f;
+    assert_int_equal(engine_sampler_sample(sm, x), 17);
+    x[5] = NAN; /* never chosen, never hides another */
+    assert_int_equal(engine_sampler_sample(sm, x), 17);
+    x[0] = NAN;
+    assert_int_equal(engine_sampler_sample(sm, x), 17);
+    engine_sampler_close(sm);
+}
+
+/* The set a filter may draw from, by sorting everything. */
+static int by_logit(const void *a, const void *b)
+{
+    const float x = *(const float *)a, y = *(const float *)b;
+
+    return (x < y) - (x > y);
+}
+
+static void allowed(const kvd_sampler_params *p, const float *x, bool *ok)
+{
+    float  s[N];
+    double total = 0.0, sum = 0.0;
+    int    keep = N, k;
+
+    memcpy(s, x, sizeof(s));
+    qsort(s, N, sizeof(*s), by_logit);
+    if (p->top_k > 0 && p->top_k < keep)
+        keep = p->top_k;
+    for (int i = 0; i < keep; i++)
+        total += exp((double)s[i]);
+    for (k = 0; k < keep && (p->top_p >= 1.0f || sum < (double)p->top_p * total); k++)
+        sum += exp((double)s[k]);
+    while (p->min_p > 0.0f && k > 1 && exp((double)(s[k - 1] - s[0])) < (double)p->min_p * 0.9999)
+        k--;
+    for (int i = 0; i < N; i++)
+        ok[i] = x[i] >= s[k - 1];
+}
+
+static void check_filter(kvd_sampler_params p, const char *name)
+{
+    float        x[N];
+    bool         ok[N];
+    int          n_ok = 0, n_seen = 0;
+    bool         seen[N] = { 0 };
+    kvd_sampler *sm      = open_it(&p);
+
+    random_logits(x, 11);
+    allowed(&p, x, ok);
+    for (int i = 0; i < 20000; i++) {
+        const int32_t id = engine_sampler_sample(sm, x);
+
+        if (!ok[id])
+            fail_msg("%s: drew %d, which the filter excludes", name, id);
+        n_seen += !seen[id];
+        seen[id] = true;
+    }
+    for (int i = 0; i < N; i++)
+        n_ok += ok[i];
+    assert_true(n_seen > n_ok / 2); /* the filter does not exclude what it should keep */
+    engine_sampler_close(sm);
+}
+
+static void test_filters(void **state)
+{
+    kvd_sampler_params p;
+
+    (void)state;
+    p       = plain();
+    p.top_k = 10;
+    check_filter(p, "top-k");
+    p       = plain();
+    p.top_p = 0.3f;
+    check_filter(p, "top-p");
+    p       = plain();
+    p.min_p = 0.2f;
+    check_filter(p, "min-p");
+    p             = plain();
+    p.top_k       = 50;
+    p.top_p       = 0.8f;
+    p.min_p       = 0.05f;
+    p.temperature = 1.7f;
+    check_filter(p, "all three");
+}
+
+/* Chi-square over 8 tokens, 40,000 draws: 99.99 % quantile of 7 degrees of freedom is 29.9. */
+static void test_distribution_follows_temperature(void **state)
+{
+    const int          n_draw = 40000;
+    kvd_sampler_params p      = plain();
+    float              x[N];
+    double             want[8], total = 0.0, chi = 0.0;
+    int                got[8] = { 0 };
+    kvd_sampler       *sm;
+
+    (void)state;
+    p.temperature = 0.7f;
+    sm            = open_it(&p);
+    for (int i = 0; i < N; i++)
+        x[i] = i < 8 ? 0.4f * (float)i : -INFINITY;
+    for (int i = 0; i < 8; i++)
+        total += want[i] = exp(0.4 * i / 0.7);
+    for (int i = 0; i < n_draw; i++) {
+        const int32_t id = engine_sampler_sample(sm, x);
+
+        assert_in_range(id, 0, 7);
+        got[id]++;
+    }
+    for (int i = 0; i < 8; i++) {
+        const double e = n_draw * want[i] / total;
+
+        chi += (got[i] - e) * (got[i] - e) / e;
+    }
+    assert_true(chi < 29.9);
+    engine_sampler_close(sm);
+}
+
+static void test_penalties(void **state)
+{
+    kvd_sampler_params p = plain();
+    float              x[N];
+    kvd_sampler       *sm;
+
+    (void)state;
+    p.temperature       = 0.0f;
+    p.penalty_last_n    = 3;
+    p.repeat_penalty    = 2.0f;
+    p.frequency_penalty = 0.25f;
+    p.presence_penalty  = 0.5f;
+    sm                  = open_it(&p);
+    for (int i = 0; i < N; i++)
+        x[i] = -10.0f;
+    x[1] = 4.0f; /* seen twice: 4/2 - 2*0.25 - 0.5 = 1.0 */
+    x[2] = 1.1f; /* not seen */
+    engine_sampler_accept(sm, 1);
+    engine_sampler_accept(sm, 1);
+    assert_int_equal(engine_sampler_sample(sm, x), 2);
+    /* now 1, 1, 2 are in the ring; 2 becomes 1.1/2 - 0.75 = -0.2 */
+    assert_int_equal(engine_sampler_sample(sm, x), 1);
+    /* the ring forgot the first 1: still 1 (twice), 2 (once) */
+    engine_sampler_accept(sm, 9);
+    engine_sampler_accept(sm, 9);
+    engine_sampler_accept(sm, 9);
+    assert_int_equal(engine_sampler_sample(sm, x), 1); /* nothing of 1 and 2 is remembered */
+    engine_sampler_close(sm);
+}
+
+static void test_bias_and_seed(void **state)
+{
+    const kvd_logit_bias bias = { .token = 300, .bias = 100.0f };
+    kvd_sampler_params   p    = plain();
+    float                x[N];
+    kvd_sampler         *a, *b;
+
+    (void)state;
+    random_logits(x, 3);
+    a = open_it(&p);
+    b = open_it(&p);
+    for (int i = 0; i < 200; i++)
+        assert_int_equal(engine_sampler_sample(a, x), engine_sampler_sample(b, x));
+    engine_sampler_close(a);
+    engine_sampler_close(b);
+    p.bias   = &bias;
+    p.n_bias = 1;
+    a        = open_it(&p);
+    assert_int_equal(engine_sampler_sample(a, x), 300);
+    engine_sampler_close(a);
+}
+
+static void test_bad_params_are_refused(void **state)
+{
+    const kvd_logit_bias bias = { .token = N, .bias = 1.0f };
+    kvd_sampler_params   p;
+    kvd_sampler         *sm;
+
+    (void)state;
+    p             = plain();
+    p.temperature = NAN;
+    assert_int_equal(engine_sampler_open(&sm, N, &p, NULL), KVD_E_INVAL);
+    p                = plain();
+    p.repeat_penalty = 0.0f;
+    assert_int_equal(engine_sampler_open(&sm, N, &p, NULL), KVD_E_INVAL);
+    p        = plain();
+    p.bias   = &bias;
+    p.n_bias = 1;
+    assert_int_equal(engine_sampler_open(&sm, N, &p, NULL), KVD_E_INVAL);
+    assert_null(sm);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_greedy_takes_the_lowest_of_equals),
+        cmocka_unit_test(test_filters),
+        cmocka_unit_test(test_distribution_follows_temperature),
+        cmocka_unit_test(test_penalties),
+        cmocka_unit_test(test_bias_and_seed),
+        cmocka_unit_test(test_bad_params_are_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
