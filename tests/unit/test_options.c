@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_options.c - precedence, parsing, and what the messages say. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+
+static const kvd_opt table[] = {
+    { "ctx-size", "-c", KVD_OPT_INT, "N", "0", 0, 1000, 1, "context" },
+    { "temp", "--temperature", KVD_OPT_NUM, "F", "0.8", 0, 10, 1, "temperature" },
+    { "kv-host", "", KVD_OPT_SIZE, "SIZE", "1G", 0, 0, 1, "host tier" },
+    { "fetch", "", KVD_OPT_CHOICE, "strict|deferred", "deferred", 0, 0, 1, "fetch mode" },
+    { "raw", "", KVD_OPT_FLAG, "", "false", 0, 0, 3, "raw" },
+    { "model", "-m", KVD_OPT_TEXT, "FILE", NULL, 0, 0, 3, "model" },
+    { "only-two", "", KVD_OPT_FLAG, "", "false", 0, 0, 2, "of command 2" },
+};
+
+static kvd_opts o;
+static kvd_err  err;
+
+static kvd_status parse(int argc, ...)
+{
+    const char *argv[16];
+    va_list     ap;
+
+    va_start(ap, argc);
+    for (int i = 0; i < argc; i++)
+        argv[i] = va_arg(ap, const char *);
+    va_end(ap);
+    kvd_opts_close(&o);
+    memset(&err, 0, sizeof(err));
+    return kvd_opts_open(&o, table, KVD_COUNTOF(table), 1, argc, argv, &err);
+}
+
+static void expect_error(const char *part)
+{
+    assert_int_equal(err.code, KVD_E_INVAL);
+    if (!strstr(err.msg, part))
+        fail_msg("'%s' does not say '%s'", err.msg, part);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    setenv("XDG_CONFIG_HOME", "/nonexistent", 1);
+    unsetenv("KVDRIVE_CONFIG");
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    kvd_opts_close(&o);
+    return 0;
+}
+
+static void test_kinds(void **state)
+{
+    (void)state;
+    assert_int_equal(parse(9, "-c", "17", "--temperature=1.5", "--kv-host", "2.5G", "--fetch",
+                           "strict", "--raw", "file.txt"),
+                     KVD_OK);
+    assert_int_equal(kvd_opts_int(&o, "ctx-size"), 17);
+    assert_true(kvd_opts_num(&o, "temp") == 1.5);
+    assert_true(kvd_opts_size(&o, "kv-host") == 5ull << 29);
+    assert_string_equal(kvd_opts_text(&o, "fetch"), "strict");
+    assert_true(kvd_opts_flag(&o, "raw"));
+    assert_null(kvd_opts_text(&o, "model"));
+    assert_int_equal(o.n_rest, 1);
+    assert_string_equal(o.rest[0], "file.txt");
+    assert_int_equal(parse(5, "--raw", "--no-raw", "-", "--", "-c"), KVD_OK);
+    assert_false(kvd_opts_flag(&o, "raw"));
+    assert_int_equal(o.n_rest, 2);
+}
+
+static void test_precedence(void **state)
+{
+    char  path[] = "/tmp/kvd_options_XXXXXX";
+    int   fd     = mkstemp(path);
+    FILE *f      = fdopen(fd, "w");
+
+    (void)state;
+    fputs("# comment\n\n ctx-size = 5 \ntemp=2\nfetch = strict\nraw = on\n", f);
+    fclose(f);
+    setenv("KVDRIVE_TEMP", "3", 1);
+    setenv("KVDRIVE_FETCH", "deferred", 1);
+    assert_int_equal(parse(4, "--config", path, "--fetch", "strict"),
+                     KVD_E_INVAL); /* no such option */
+    expect_error("config");
+    setenv("KVDRIVE_CONFIG", path, 1);
+    assert_int_equal(parse(2, "--fetch", "strict"), KVD_OK);
+    assert_int_equal(kvd_opts_get(&o, "ctx-size")->origin, KVD_OPT_FILE);
+    assert_int_equal(kvd_opts_int(&o, "ctx-size"), 5);
+    assert_int_equal(kvd_opts_get(&o, "temp")->origin, KVD_OPT_ENV);
+    assert_true(kvd_opts_num(&o, "temp") == 3.0);
+    assert_int_equal(kvd_opts_get(&o, "fetch")->origin, KVD_OPT_ARGV);
+    assert_int_equal(kvd_opts_get(&o, "kv-host")->origin, KVD_OPT_DEFAULT);
+    assert_true(kvd_opts_flag(&o, "raw"));
+    unsetenv("KVDRIVE_TEMP");
+    unsetenv("KVDRIVE_FETCH");
+    unsetenv("KVDRIVE_CONFIG");
+    unlink(path);
+}
+
+static void test_errors_say_what_and_where(void **state)
+{
+    (void)state;
+    assert_int_equal(parse(2, "--ctx-sise", "4"), KVD_E_INVAL);
+    expect_error("did you mean 'ctx-size'");
+    assert_int_equal(parse(2, "-c", "4000"), KVD_E_INVAL);
+    expect_error("from 0 to 1000");
+    assert_int_equal(parse(2, "-c", "4.5"), KVD_E_INVAL);
+    expect_error("whole number");
+    assert_int_equal(parse(2, "-c", "4x"), KVD_E_INVAL);
+    assert_int_equal(parse(1, "-c"), KVD_E_INVAL);
+    expect_error("needs a value");
+    assert_int_equal(parse(2, "--fetch", "lazy"), KVD_E_INVAL);
+    expect_error("strict|deferred");
+    assert_int_equal(parse(2, "--kv-host", "8X"), KVD_E_INVAL);
+    expect_error("8G");
+    assert_int_equal(parse(1, "--only-two"), KVD_E_INVAL);
+    expect_error("does not belong");
+    assert_int_equal(parse(1, "--raw=maybe"), KVD_E_INVAL);
+    assert_int_equal(parse(1, "--no-raw=1"), KVD_E_INVAL);
+    setenv("KVDRIVE_CTX_SIZE", "many", 1);
+    assert_int_equal(parse(0), KVD_E_INVAL);
+    expect_error("KVDRIVE_CTX_SIZE");
+    unsetenv("KVDRIVE_CTX_SIZE");
+    setenv("KVDRIVE_CONFIG", "/nonexistent/file", 1);
+    assert_int_equal(parse(0), KVD_E_IO);
+    unsetenv("KVDRIVE_CONFIG");
+}
+
+static void test_sizes(void **state)
+{
+    static const struct {
+        const char *text;
+        uint64_t    bytes; /* UINT64_MAX: refused */
+    } cases[] = {
+        { "0", 0 },
+        { "17", 17 },
+        { "512M", 512ull << 20 },
+        { "8g", 8ull << 30 },
+        { "8GiB", 8ull << 30 },
+        { "1.5k", 1536 },
+        { "1T", 1ull << 40 },
+        { "3MB", 3ull << 20 },
+        { "", UINT64_MAX },
+        { "-1", UINT64_MAX },
+        { "G", UINT64_MAX },
+        { "1e30", UINT64_MAX },
+        { "8GG", UINT64_MAX },
+        { "nan", UINT64_MAX },
+        { "8 G", UINT64_MAX },
+        { "inf", UINT64_MAX },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KVD_COUNTOF(cases); i++) {
+        uint64_t   x  = 0;
+        const bool ok = kvd_parse_size(cases[i].text, &x);
+
+        if (ok != (cases[i].bytes != UINT64_MAX) || (ok && x != cases[i].bytes))
+            fail_msg("'%s' gave %d, %llu", cases[i].text, ok, (unsigned long long)x);
+    }
+}
+
+static void test_every_allocation_may_fail(void **state)
+{
+    const char *const argv[] = { "-c", "5", "--raw" };
+
+    (void)state;
+    kvd_opts_close(&o);
+    for (int n = 0; n < 100; n++) {
+        const uint64_t live = kvd_alloc_live();
+        kvd_status     st;
+
+        kvd_alloc_fault(n, false);
+        st = kvd_opts_open(&o, table, KVD_COUNTOF(table), 1, 3, argv, &err);
+        kvd_alloc_fault(-1, false);
+        kvd_opts_close(&o);
+        assert_int_equal(kvd_alloc_live(), live);
+        if (st == KVD_OK)
+            return;
+        assert_int_equal(st, KVD_E_NOMEM);
+    }
+    fail_msg("100 allocations were not enough");
+}
+
+static void test_text_for_people(void **state)
+{
+    kvd_buf b = { 0 };
+
+    (void)state;
+    assert_int_equal(parse(2, "-c", "9"), KVD_OK);
+    kvd_opts_print(&o, &b);
+    assert_non_null(
+        strstr(b.data, "ctx-size             = 9                        # command line"));
+    assert_null(strstr(b.data, "only-two"));
+    kvd_buf_free(&b);
+    kvd_opts_help(table, KVD_COUNTOF(table), 1, &b);
+    assert_non_null(strstr(b.data, "-c, --ctx-size N"));
+    kvd_buf_free(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_precedence),
+        cmocka_unit_test(test_errors_say_what_and_where),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_every_allocation_may_fail),
+        cmocka_unit_test(test_text_for_people),
+    };
+
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
