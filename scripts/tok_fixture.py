@@ -1,10 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a vocabulary as the compact file the tokenizer tests read (.ktv).
+r"""Writes vocabularies (.ktv) and vectors (.vec) as the compact files the tokenizer tests read.
 
     tok_fixture.py INPUT OUTPUT.ktv [--pre NAME]
+    tok_fixture.py INPUT OUTPUT.vec [--encoding NAME]
 
-INPUT: a GGUF file (its tokenizer metadata), a Hugging Face tokenizer.json, or a .tiktoken file.
+INPUT of a vocabulary: a GGUF file (its tokenizer metadata), a Hugging Face tokenizer.json, or a
+.tiktoken file (specials of o200k_base are added); of vectors: .jsonl lines {"text","ids"}, or the
+"EncodingName/Sample/Encoded" blocks of gpt-tokenizer.  Either may be compressed with xz.
+
+A .vec holds records "LENGTH COUNT HASH\n", the text, "\n": bytes of the text, number of ids, FNV-1a
+(64 bit) of the ids as little-endian 32-bit integers.
 
 Layout, little-endian: "KTV1", u8 model (0 BPE, 1 SPM), u8 flags (1 add_bos, 2 add_eos,
 4 add_space_prefix, 8 scores follow), u16 length and bytes of the pre-tokenizer's name,
@@ -15,6 +21,8 @@ with flag 8 an f32 score; per merge varint left and right id.  Only the standard
 import argparse
 import base64
 import json
+import lzma
+import re
 import struct
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
@@ -33,6 +41,11 @@ def byte_alphabet():
     return table
 
 
+def read_bytes(path):
+    with (lzma.open if path.endswith(".xz") else open)(path, "rb") as f:
+        return f.read()
+
+
 class Vocab:
     def __init__(self):
         self.model, self.pre = "gpt2", ""
@@ -47,8 +60,7 @@ class GGUFMetadata:
     SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
     def __init__(self, path):
-        with open(path, "rb") as f:
-            self.data = f.read()
+        self.data = read_bytes(path)
         magic, version, _, n_kv = struct.unpack_from("<4sIQQ", self.data)
         if magic != b"GGUF" or version not in (2, 3):
             raise SystemExit(f"{path}: not a GGUF v2/v3 file")
@@ -97,9 +109,8 @@ def from_gguf(path):
     return v
 
 
-def from_tokenizer_json(path, added=None):
-    with open(path, encoding="utf-8") as f:
-        j = json.load(f)
+def from_tokenizer_json(path):
+    j = json.loads(read_bytes(path))
     v = Vocab()
     vocab = dict(j["model"]["vocab"])
     for t in j["added_tokens"]:
@@ -118,10 +129,9 @@ def from_tokenizer_json(path, added=None):
 def from_tiktoken(path):
     """Ranks only: the merge that makes a token is found by merging its bytes with lower ranks."""
     ranks = {}
-    with open(path, "rb") as f:
-        for line in f:
-            text, rank = line.split()
-            ranks[base64.b64decode(text)] = int(rank)
+    for line in read_bytes(path).splitlines():
+        text, rank = line.split()
+        ranks[base64.b64decode(text)] = int(rank)
     alphabet = byte_alphabet()
     v = Vocab()
     v.tokens = [""] * (max(ranks.values()) + 1)
@@ -136,6 +146,9 @@ def from_tiktoken(path):
             parts[best : best + 2] = [parts[best] + parts[best + 1]]
         if len(parts) == 2:
             v.merges.append((ranks[parts[0]], ranks[parts[1]]))
+    if "o200k" in path:
+        add_specials(v, {"<|endoftext|>": 199999, "<|endofprompt|>": 200018})
+        v.eos = 199999
     return v
 
 
@@ -179,9 +192,29 @@ def write(v, path):
 
 
 def read_any(path):
-    if path.endswith(".json"):
+    name = path.removesuffix(".xz")
+    if name.endswith(".json"):
         return from_tokenizer_json(path)
-    return from_tiktoken(path) if path.endswith(".tiktoken") else from_gguf(path)
+    return from_tiktoken(path) if name.endswith(".tiktoken") else from_gguf(path)
+
+
+def read_vectors(path, encoding):
+    text = read_bytes(path).decode("utf-8")
+    if path.removesuffix(".xz").endswith(".jsonl"):
+        return [(j["text"], j["ids"]) for j in map(json.loads, text.splitlines())]
+    block = re.compile(r"EncodingName: (.*)\nSample: (.*)\nEncoded: \[(.*)\]")
+    return [(s, [int(i) for i in ids.split(",") if i.strip()])
+            for name, s, ids in block.findall(text) if name == encoding]
+
+
+def write_vectors(vectors, path):
+    with open(path, "wb") as f:
+        for text, ids in vectors:
+            h = 0xCBF29CE484222325
+            for b in struct.pack(f"<{len(ids)}i", *ids):
+                h = (h ^ b) * 0x100000001B3 & (1 << 64) - 1
+            raw = text.encode("utf-8")
+            f.write(b"%d %d %016x\n%s\n" % (len(raw), len(ids), h, raw))
 
 
 def main():
@@ -189,7 +222,11 @@ def main():
     ap.add_argument("input")
     ap.add_argument("output")
     ap.add_argument("--pre")
+    ap.add_argument("--encoding", default="o200k_base")
     a = ap.parse_args()
+    if a.output.endswith(".vec"):
+        write_vectors(read_vectors(a.input, a.encoding), a.output)
+        return
     v = read_any(a.input)
     if a.pre is not None:
         v.pre = a.pre

@@ -88,6 +88,7 @@ typedef struct tok_stream tok_stream;
 kvd_status  tok_stream_open(tok_stream **out, const tok *t, kvd_err *err);
 const char *tok_stream_feed(tok_stream *s, int32_t id, bool show_special);
 const char *tok_stream_flush(tok_stream *s);
+size_t      tok_stream_len(const tok_stream *s); /* of the text returned last, which may hold zeros */
 void        tok_stream_close(tok_stream *s);
 
 /* ---- chat templates: a sandboxed interpreter of the Jinja subset models use ------- */

@@ -125,6 +125,7 @@ typedef struct tok_sym {
 } tok_sym;
 typedef struct tok_node {
     uint32_t id, off, prev, next;
+    uint32_t rank, merged; /* of the pair with next; rank TOK_NONE: none, or merged away */
 } tok_node;
 typedef struct tok_scratch { /* grown on demand, freed by tok_scratch_free */
     tok_sym  *sym;

@@ -113,14 +113,20 @@ static uint64_t heap_pop(tok_scratch *sc)
     return top;
 }
 
-static void push_pair(const tok *t, tok_scratch *sc, uint32_t left)
+/* Looks up what a node and its neighbour merge to, and queues it. */
+static void queue_pair(const tok *t, tok_scratch *sc, uint32_t left)
 {
-    const uint32_t right = sc->node[left].next;
-    const uint32_t rank =
-        right == TOK_NONE ? TOK_NONE : rank_of(t, sc->node[left].id, sc->node[right].id);
+    tok_node        *n = &sc->node[left];
+    const tok_merge *m = n->id == TOK_NONE || n->next == TOK_NONE
+                             ? NULL
+                             : tok_merge_find(t, n->id, sc->node[n->next].id);
 
-    if (rank != TOK_NONE)
-        heap_push(sc, (uint64_t)rank << 32 | left);
+    n->rank = TOK_NONE;
+    if (m) {
+        n->rank   = m->rank;
+        n->merged = m->id;
+        heap_push(sc, (uint64_t)m->rank << 32 | left);
+    }
 }
 
 static size_t merge_long(const tok *t, tok_scratch *sc, size_t n)
@@ -134,27 +140,23 @@ static size_t merge_long(const tok *t, tok_scratch *sc, size_t n)
                               .prev = i ? (uint32_t)i - 1 : TOK_NONE,
                               .next = i + 1 < n ? (uint32_t)i + 1 : TOK_NONE };
     }
-    for (size_t i = 0; i + 1 < n; i++)
-        push_pair(t, sc, (uint32_t)i);
+    for (size_t i = 0; i < n; i++)
+        queue_pair(t, sc, (uint32_t)i);
     while (sc->heap_len > 0) {
-        const uint64_t key   = heap_pop(sc);
-        const uint32_t left  = (uint32_t)key;
-        const uint32_t right = node[left].next;
+        const uint64_t key  = heap_pop(sc);
+        tok_node      *left = &node[(uint32_t)key];
 
-        if (node[left].off == TOK_NONE || right == TOK_NONE)
-            continue; /* merged away, or now the last */
-        const tok_merge *m =
-            node[left].id == TOK_NONE ? NULL : tok_merge_find(t, node[left].id, node[right].id);
-        if (!m || m->rank != (uint32_t)(key >> 32))
-            continue; /* one of the two has changed */
-        node[left].id   = m->id;
-        node[left].next = node[right].next;
-        node[right].off = TOK_NONE;
-        if (node[left].next != TOK_NONE)
-            node[node[left].next].prev = left;
-        push_pair(t, sc, left);
-        if (node[left].prev != TOK_NONE)
-            push_pair(t, sc, node[left].prev);
+        if (left->rank != (uint32_t)(key >> 32))
+            continue; /* merged away, or one of the two has changed */
+        tok_node *right = &node[left->next];
+        right->rank     = TOK_NONE;
+        left->id        = left->merged;
+        left->next      = right->next;
+        if (left->next != TOK_NONE)
+            node[left->next].prev = (uint32_t)key;
+        queue_pair(t, sc, (uint32_t)key);
+        if (left->prev != TOK_NONE)
+            queue_pair(t, sc, left->prev);
     }
     size_t out = 0;
     for (uint32_t i = 0; i != TOK_NONE; i = node[i].next)

@@ -12,7 +12,7 @@
 
 struct tok_stream {
     const tok *t;
-    size_t     n_held;
+    size_t     n_held, out_len;
     char      *out;
     char       held[]; /* MAX_HELD + max_bytes */
 };
@@ -48,6 +48,7 @@ static const char *emit(tok_stream *s, size_t n)
         len += utf8_encode(cp, s->out + len);
     }
     s->out[len] = 0;
+    s->out_len  = len;
     s->n_held -= n;
     memmove(s->held, s->held + n, s->n_held);
     return s->out;
@@ -68,4 +69,9 @@ const char *tok_stream_feed(tok_stream *s, int32_t id, bool show_special)
 const char *tok_stream_flush(tok_stream *s)
 {
     return emit(s, s->n_held);
+}
+
+size_t tok_stream_len(const tok_stream *s)
+{
+    return s->out_len;
 }

@@ -16,6 +16,11 @@ static void put(const void *p, size_t n)
         perror("tok_dump");
 }
 
+static void put_text(kvd_buf *b, const tok_stream *stream, const char *text)
+{
+    kvd_buf_put(b, text, tok_stream_len(stream));
+}
+
 static void answer(tok_stream *stream, const tok_ids *ids)
 {
     const uint32_t n    = (uint32_t)ids->len;
@@ -24,8 +29,8 @@ static void answer(tok_stream *stream, const tok_ids *ids)
     put(&n, sizeof(n));
     put(ids->data, n * sizeof(*ids->data));
     for (size_t i = 0; i < n; i++)
-        kvd_buf_puts(&back, tok_stream_feed(stream, ids->data[i], true));
-    kvd_buf_puts(&back, tok_stream_flush(stream));
+        put_text(&back, stream, tok_stream_feed(stream, ids->data[i], true));
+    put_text(&back, stream, tok_stream_flush(stream));
     const uint32_t len = (uint32_t)back.len;
     put(&len, sizeof(len));
     put(back.data, len);
