@@ -109,11 +109,16 @@ typedef struct tmpl_input {
     int64_t     now_unix;      /* what strftime_now() shows; the caller's clock */
 } tmpl_input;
 
-/* Limits per render: TMPL_MAX_STEPS evaluated nodes, TMPL_MAX_DEPTH of nesting, TMPL_MAX_OUTPUT
- * bytes; beyond is an error, never a hang.  raise_exception() gives KVD_E_INVAL with its message.
- * spans (appended; caller frees with kvd_free) are the output bytes that were written in the
- * template itself, merged and ascending: text that came through messages, tools or vars is never
- * in one, whatever filters it went through. */
+/* Appends to out.  *spans (caller frees with kvd_free; may be NULL) receives the bytes of out that
+ * were written in the template itself, merged and ascending: text that came through messages,
+ * tools or vars is never in one, whatever filters it went through.  Two things from outside count
+ * as the template's: bos_token and eos_token, and the "role" of a message when it is one of the
+ * usual words, because templates write special tokens around it ('<|' + role + '|>').
+ *
+ * Limits: steps and memory in proportion to the input, depth, output size (text/tmpl_ast.h);
+ * beyond is an error, never a hang.  raise_exception() gives KVD_E_INVAL with its message.  The
+ * clock is shown as UTC: a caller who wants local time adds its offset to now_unix.  On failure
+ * out, *spans and *n_span hold nothing new. */
 kvd_status tmpl_render(const tmpl *t, const tmpl_input *in, kvd_buf *out, kvd_span **spans,
                        size_t *n_span, kvd_err *err);
 
