@@ -241,14 +241,8 @@ static kvd_status read_kvs(gguf_reader *r, gguf_kv_set *s, uint32_t n, uint64_t 
     if (!s->kv || !s->order)
         return gguf_bad(r, KVD_E_NOMEM, r->pos, "no memory for %" PRIu32 " metadata keys", n);
     *heap_bytes += (uint64_t)n * (sizeof(*s->kv) + sizeof(*s->order));
-    for (; s->n < n; s->n++) {
-        const kvd_status st = read_kv(r, &s->kv[s->n], heap_bytes);
-
-        if (st != KVD_OK) {
-            s->n++; /* a half-read entry may own its index */
-            return st;
-        }
-    }
+    for (; s->n < n; s->n++) /* an entry owns an index only once it is read whole */
+        KVD_TRY(read_kv(r, &s->kv[s->n], heap_bytes));
     if (!gguf_index_build(s->kv, sizeof(*s->kv), n, s->order, &dup))
         return gguf_bad(r, KVD_E_CORRUPT,
                         (uint64_t)((const uint8_t *)s->kv[dup].key.data - r->data) - 8,

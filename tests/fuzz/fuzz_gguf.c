@@ -95,10 +95,12 @@ static void touch_tensors(const gguf_file *g)
         must(kvd_dtype_name(t->type_id) && (d != NULL) == (t->data != NULL));
         must(t->n_dim >= 1 && t->n_dim <= GGUF_MAX_DIMS && t->n_elem > 0);
         must(t->n_elem == t->dim[0] * t->dim[1] * t->dim[2] * t->dim[3]);
-        must(gguf_split_path(g, t->split));
+        must(gguf_split_path(g, t->split) && t->offset % 8 == 0);
+        must(gguf_n_split(g) > 1 || t->offset >= gguf_header_bytes(g));
         if (!d)
             continue;
         must(t->bytes == kvd_dtype_row_bytes(d->type, t->n_elem));
+        must(t->bytes / d->block_bytes * d->block_len == t->n_elem); /* nothing has wrapped */
         kvd_dequantize(d->type, t->data, value, d->block_len);
         kvd_dequantize(d->type, (const uint8_t *)t->data + t->bytes - d->block_bytes, value,
                        d->block_len);
@@ -305,7 +307,10 @@ static uint64_t interesting(uint64_t now, size_t size)
         0x7fffffff, 0x80000000, 0xffffffff, 1ull << 32, 1ull << 61, INT64_MAX, 1ull << 63,
     };
 
-    switch (below(9)) {
+    /* Divisors: sizes of metadata types and of blocks, whose multiples wrap to small sums. */
+    static const uint8_t unit[] = { 2, 4, 8, 18, 20, 22, 24, 34, 84, 110, 144, 176, 210 };
+
+    switch (below(10)) {
     case 0:
         return now + 1;
     case 1:
@@ -319,7 +324,9 @@ static uint64_t interesting(uint64_t now, size_t size)
     case 5:
         return UINT64_MAX - below(64);
     case 6:
-        return (UINT64_MAX / (1 + below(300))) + below(3) - 1;
+        return 0 - 32 * below(64);
+    case 7:
+        return UINT64_MAX / unit[below(sizeof(unit))] + below(64);
     default:
         return k[below(KVD_COUNTOF(k))];
     }
@@ -358,7 +365,9 @@ static size_t bend_field(uint8_t *d, size_t size, size_t max)
         }
         return r;
     case F_DIM:
-        v = below(2) ? 32 * below(40) : interesting(v, size);
+        v = below(2)   ? 32 * below(40)
+            : below(4) ? interesting(v, size)
+                       : (1ull << 62) + below(64); /* times 4 bytes wraps to little */
         break;
     case F_OFFSET:
         v = below(2) ? 32 * below(size / 32 + 2) : interesting(v, size);
