@@ -145,8 +145,8 @@ static void amx_block(const gemm_block *b)
 }
 
 const gemm_kernel cpu_gemm_amx = { .packed    = true,
-                                   .k_block   = 768,
-                                   .min_token = 8,
+                                   .k_block   = 320,
+                                   .min_token = 15,
                                    .pack      = cpu_pack_bf16,
                                    .unpack    = cpu_unpack_bf16,
                                    .begin     = amx_begin,

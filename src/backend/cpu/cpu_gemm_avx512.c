@@ -4,6 +4,7 @@
 #define F32_BYTES  64
 #define F32_TOKENS 8
 #define F32_TILES  2
+#define F32_MIN    16
 #define F32_NAME   cpu_gemm_avx512
 
 #include "backend/cpu/cpu_gemm_f32.h"

@@ -70,7 +70,7 @@ static void bf16_nothing(void)
 
 const gemm_kernel cpu_gemm_avx512bf16 = { .packed    = true,
                                           .k_block   = 512,
-                                          .min_token = 8,
+                                          .min_token = 24,
                                           .pack      = cpu_pack_bf16,
                                           .unpack    = cpu_unpack_bf16,
                                           .begin     = bf16_nothing,

@@ -12,7 +12,7 @@ static inline __attribute__((always_inline)) void gemm_finish(const gemm_block *
                                                               uint32_t row, __m512 sum)
 {
     const uint32_t  n    = b->n_row - row;
-    const __mmask16 mask = n >= 16 ? 0xffff : (__mmask16)((1U << n) - 1);
+    const __mmask16 mask = (__mmask16)(0xffffU >> (n >= 16 ? 0 : 16 - n));
     float          *y    = b->y + token * b->y_stride + row;
 
     if (b->bias)

@@ -5,6 +5,7 @@
  *   F32_BYTES   of a vector register (16, 32, 64)
  *   F32_TOKENS  tokens in one block of sums
  *   F32_TILES   row tiles in one block of sums (1 or 2)
+ *   F32_MIN     tokens from which it is worth its while
  *   F32_NAME    the kernel's name
  * Sums live in F32_TOKENS x F32_TILES x (64 / F32_BYTES) registers.  Every sum adds its products in
  * the order of k, so a block's shape does not change a result. */
@@ -209,7 +210,7 @@ static void f32_nothing(void)
 
 const gemm_kernel F32_NAME = { .packed    = false,
                                .k_block   = 256,
-                               .min_token = 16,
+                               .min_token = F32_MIN,
                                .pack      = NULL,
                                .unpack    = f32_unpack,
                                .begin     = f32_nothing,

@@ -36,7 +36,7 @@ typedef struct gemm_block {
 
 typedef struct gemm_kernel {
     bool     packed;  /* bf16: activations are packed first */
-    uint32_t k_block; /* longest panel; a multiple of 256 */
+    uint32_t k_block; /* longest panel, at least 256 */
     uint32_t min_token;
     /* One tile of n_token <= 16 tokens; n_step steps of which n_k elements exist. */
     void (*pack)(const float *x, uint64_t x_stride, uint32_t n_token, uint32_t n_k, void *packed);

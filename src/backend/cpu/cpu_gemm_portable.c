@@ -4,6 +4,7 @@
 #define F32_BYTES  16
 #define F32_TOKENS 2
 #define F32_TILES  1
+#define F32_MIN    32
 #define F32_NAME   cpu_gemm_portable
 
 #include "backend/cpu/cpu_gemm_f32.h"

@@ -42,37 +42,47 @@ typedef struct unpack_affine {
 
 /* ---- quants of one row and unit: 16 + 16 bytes ----------------------------------- */
 
+/* 16 bytes; shifts go through 16-bit lanes, which every level has, and are masked after. */
+typedef uint8_t  unpack_u8 __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint16_t unpack_u16 __attribute__((vector_size(16), aligned(1), may_alias));
+
+UNPACK_INLINE unpack_u8 quants_load(const uint8_t *p)
+{
+    return *(const unpack_u8 *)p;
+}
+
+UNPACK_INLINE void quants_store(uint8_t *p, unpack_u8 v)
+{
+    *(unpack_u8 *)p = v;
+}
+
+/* (v >> shift) & mask of each byte; the mask must clear what the shift brings in. */
+UNPACK_INLINE unpack_u8 quants_field(unpack_u8 v, uint32_t shift, uint8_t mask)
+{
+    return (unpack_u8)((unpack_u16)v >> (uint16_t)shift) & mask;
+}
+
 UNPACK_INLINE void quants_nibbles(const uint8_t *qs, uint8_t *lo, uint8_t *hi)
 {
-    for (int i = 0; i < 16; i++) {
-        lo[i] = qs[i] & 15;
-        hi[i] = qs[i] >> 4;
-    }
+    const unpack_u8 v = quants_load(qs);
+
+    quants_store(lo, v & 15);
+    quants_store(hi, quants_field(v, 4, 15));
 }
 
 /* Adds 16 to the elements whose bit is set in the little-endian word at bits. */
 UNPACK_INLINE void quants_fifth_bit(const uint8_t *bits, uint8_t *lo, uint8_t *hi)
 {
-#if defined(__AVX2__)
-    const __m256i spread =
-        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const __m256i select = _mm256_set1_epi64x((int64_t)0x8040201008040201);
-    int32_t       word;
-    __m256i       v;
+    const unpack_u8 select = { 1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128 };
+    unpack_u8       word   = { 0 }, a, b;
 
-    memcpy(&word, bits, sizeof(word));
-    v = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(word), spread), select);
-    v = _mm256_and_si256(_mm256_cmpeq_epi8(v, select), _mm256_set1_epi8(16));
-    _mm_storeu_si128((__m128i *)lo,
-                     _mm_or_si128(_mm_loadu_si128((const __m128i *)lo), _mm256_castsi256_si128(v)));
-    _mm_storeu_si128((__m128i *)hi, _mm_or_si128(_mm_loadu_si128((const __m128i *)hi),
-                                                 _mm256_extracti128_si256(v, 1)));
-#else
-    for (int i = 0; i < 16; i++) {
-        lo[i] = (uint8_t)(lo[i] | ((bits[i / 8] >> (i % 8)) & 1) << 4);
-        hi[i] = (uint8_t)(hi[i] | ((bits[2 + i / 8] >> (i % 8)) & 1) << 4);
-    }
-#endif
+    memcpy(&word, bits, 4);
+    a = __builtin_shufflevector(word, word, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    b = __builtin_shufflevector(word, word, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    a = (unpack_u8)((a & select) == select) & 16;
+    b = (unpack_u8)((b & select) == select) & 16;
+    quants_store(lo, quants_load(lo) | a);
+    quants_store(hi, quants_load(hi) | b);
 }
 
 UNPACK_INLINE void quants_q4_0(const void *block, uint32_t unit, uint8_t *lo, uint8_t *hi)
@@ -110,30 +120,27 @@ UNPACK_INLINE void quants_q8_0(const void *block, uint32_t unit, uint8_t *lo, ui
     const kvd_block_q8_0 *b = block;
 
     (void)unit;
-    for (int i = 0; i < 16; i++) {
-        lo[i] = (uint8_t)((uint8_t)b->qs[i] ^ 0x80);
-        hi[i] = (uint8_t)((uint8_t)b->qs[16 + i] ^ 0x80);
-    }
+    quants_store(lo, quants_load((const uint8_t *)b->qs) ^ 0x80);
+    quants_store(hi, quants_load((const uint8_t *)b->qs + 16) ^ 0x80);
 }
 
-/* Bits shift .. shift + width of 32 bytes. */
-UNPACK_INLINE void quants_bits(const uint8_t *qs, uint32_t shift, int mask, uint8_t *lo,
+/* Bits from shift on of 32 bytes. */
+UNPACK_INLINE void quants_bits(const uint8_t *qs, uint32_t shift, uint8_t mask, uint8_t *lo,
                                uint8_t *hi)
 {
-    for (int i = 0; i < 16; i++) {
-        lo[i] = (uint8_t)((qs[i] >> shift) & mask);
-        hi[i] = (uint8_t)((qs[16 + i] >> shift) & mask);
-    }
+    quants_store(lo, quants_field(quants_load(qs), shift, mask));
+    quants_store(hi, quants_field(quants_load(qs + 16), shift, mask));
 }
 
-/* ORs bits (qs >> shift) & mask in at position at. */
-UNPACK_INLINE void quants_or_bits(const uint8_t *qs, uint32_t shift, int mask, int at, uint8_t *lo,
-                                  uint8_t *hi)
+/* Further bits, as a multiple of 2^at. */
+UNPACK_INLINE void quants_or_bits(const uint8_t *qs, uint32_t shift, uint8_t mask, int at,
+                                  uint8_t *lo, uint8_t *hi)
 {
-    for (int i = 0; i < 16; i++) {
-        lo[i] = (uint8_t)(lo[i] | ((qs[i] >> shift) & mask) << at);
-        hi[i] = (uint8_t)(hi[i] | ((qs[16 + i] >> shift) & mask) << at);
-    }
+    const unpack_u8 a = quants_field(quants_load(qs), shift, mask);
+    const unpack_u8 b = quants_field(quants_load(qs + 16), shift, mask);
+
+    quants_store(lo, quants_load(lo) | (unpack_u8)((unpack_u16)a << at));
+    quants_store(hi, quants_load(hi) | (unpack_u8)((unpack_u16)b << at));
 }
 
 UNPACK_INLINE void quants_q4_k(const void *block, uint32_t unit, uint8_t *lo, uint8_t *hi)
@@ -337,17 +344,12 @@ UNPACK_INLINE void unpack_f16x16(const uint16_t src[16], float dst[16])
 #endif
 }
 
-/* Reads the scales of block number block of n_row rows; missing rows become zero. */
+/* Reads the scale bits of one block of n_row rows; missing rows stay zero. */
 UNPACK_INLINE void unpack_scales_rows(const unpack_kind *k, const uint8_t *data, uint64_t row_bytes,
                                       uint32_t n_row, unpack_scales *s)
 {
     for (uint32_t r = 0; r < n_row; r++)
         k->scales(data + r * row_bytes, r, s);
-    for (uint32_t r = n_row; r < CPU_UNPACK_ROWS; r++)
-        scales_f16(s, r, 0, 0);
-    unpack_f16x16(s->d16, s->d);
-    if (k->has_min)
-        unpack_f16x16(s->m16, s->m);
 }
 
 UNPACK_INLINE void unpack_quants_rows(const unpack_kind *k, const uint8_t *data, uint64_t row_bytes,
@@ -380,28 +382,43 @@ UNPACK_INLINE void unpack_affine_rows(const unpack_kind *k, const unpack_scales 
 typedef void (*unpack_expand_fn)(const unpack_unit *u, const unpack_affine *a, void *panel);
 
 /* Expands elements [first, first + n) of n_row rows (at most 16) at data, unit after unit.
- * first and n are multiples of the block length. */
+ * first and n are multiples of the block length.  What is stored narrow and read wide is read one
+ * unit later, when it has reached the cache (no store forwarding). */
 UNPACK_INLINE void unpack_quantised(const unpack_kind *k, unpack_expand_fn expand,
                                     const uint8_t *data, uint64_t row_bytes, uint32_t n_row,
                                     uint32_t first, uint32_t n, uint8_t *panel, uint64_t unit_bytes)
 {
     const uint32_t block_len = k->n_unit * CPU_UNPACK_UNIT;
-    unpack_unit    unit;
-    unpack_scales  scales;
+    const uint32_t n_block   = n / block_len;
+    unpack_unit    unit[2];
+    unpack_scales  scales[2];
     unpack_affine  affine;
 
-    memset(&unit, 0, sizeof(unit));
-    memset(&scales, 0, sizeof(scales));
+    memset(unit, 0, sizeof(unit));
+    memset(scales, 0, sizeof(scales));
     data += (uint64_t)(first / block_len) * k->block_bytes;
-    for (uint32_t b = 0; b < n / block_len; b++) {
-        unpack_scales_rows(k, data, row_bytes, n_row, &scales);
+    unpack_scales_rows(k, data, row_bytes, n_row, &scales[0]);
+    unpack_quants_rows(k, data, row_bytes, n_row, 0, &unit[0]);
+    for (uint32_t b = 0; b < n_block; b++, data += k->block_bytes) {
+        const uint8_t *next = data + (b + 1 < n_block ? k->block_bytes : 0);
+        unpack_scales *s    = &scales[b % 2];
+
+        unpack_f16x16(s->d16, s->d);
+        if (k->has_min)
+            unpack_f16x16(s->m16, s->m);
         for (uint32_t j = 0; j < k->n_unit; j++) {
-            unpack_quants_rows(k, data, row_bytes, n_row, j, &unit);
-            unpack_affine_rows(k, &scales, j, &affine);
-            expand(&unit, &affine, panel);
+            const uint32_t at = b * k->n_unit + j;
+
+            if (j + 1 < k->n_unit) {
+                unpack_quants_rows(k, data, row_bytes, n_row, j + 1, &unit[(at + 1) % 2]);
+            } else {
+                unpack_scales_rows(k, next, row_bytes, n_row, &scales[(b + 1) % 2]);
+                unpack_quants_rows(k, next, row_bytes, n_row, 0, &unit[(at + 1) % 2]);
+            }
+            unpack_affine_rows(k, s, j, &affine);
+            expand(&unit[at % 2], &affine, panel);
             panel += unit_bytes;
         }
-        data += k->block_bytes;
     }
 }
 
@@ -424,6 +441,22 @@ UNPACK_INLINE void unpack_quantised(const unpack_kind *k, unpack_expand_fn expan
     UNPACK_CASE(Q5_K, __VA_ARGS__)  \
     UNPACK_CASE(Q6_K, __VA_ARGS__)
 
+UNPACK_INLINE void unpack_f16_row(const uint8_t *src, uint32_t n, float *dst)
+{
+    uint32_t i = 0;
+    uint16_t h;
+
+#if defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(dst + i,
+                         _mm256_cvtph_ps(_mm_loadu_si128((const void *)(src + 2 * (size_t)i))));
+#endif
+    for (; i < n; i++) {
+        memcpy(&h, src + 2 * (size_t)i, sizeof(h));
+        dst[i] = kvd_f16_to_f32(h);
+    }
+}
+
 /* Elements [first, first + n) of one row of a float type, as float. */
 UNPACK_INLINE void unpack_float_row(kvd_dtype type, const uint8_t *row, uint32_t first, uint32_t n,
                                     float *dst)
@@ -432,20 +465,13 @@ UNPACK_INLINE void unpack_float_row(kvd_dtype type, const uint8_t *row, uint32_t
 
     if (type == KVD_DTYPE_F32) {
         memcpy(dst, row + 4 * (uint64_t)first, 4 * (size_t)n);
-        return;
-    }
-    row += 2 * (uint64_t)first;
-    for (uint32_t i = 0; i < n; i++) {
-        memcpy(&h, row + 2 * i, sizeof(h));
-        if (type == KVD_DTYPE_BF16) {
+    } else if (type == KVD_DTYPE_F16) {
+        unpack_f16_row(row + 2 * (uint64_t)first, n, dst);
+    } else {
+        for (uint32_t i = 0; i < n; i++) {
+            memcpy(&h, row + 2 * ((uint64_t)first + i), sizeof(h));
             dst[i] = kvd_bf16_to_f32(h);
-            continue;
         }
-#if defined(__F16C__)
-        dst[i] = _cvtsh_ss(h);
-#else
-        dst[i] = kvd_f16_to_f32(h);
-#endif
     }
 }
 

@@ -90,14 +90,19 @@ UNPACK_INLINE void transpose_step(const uint8_t *row, uint64_t stride, void *pan
     }
 }
 
+/* The first n lanes of 16. */
+UNPACK_INLINE __mmask16 first_lanes(uint32_t n)
+{
+    return (__mmask16)(0xffffU >> (n >= 16 ? 0 : 16 - n));
+}
+
+/* n floats (n >= 32: 32) as bf16, then zeros. */
 UNPACK_INLINE __m512i bf16_of_f32(const float *src, uint32_t n)
 {
-    const __mmask16 m0 = n >= 16 ? 0xffff : (__mmask16)((1U << n) - 1);
-    const __mmask16 m1 =
-        n >= 32 ? 0xffff : (n > 16 ? (__mmask16)((1U << (n - 16)) - 1) : (__mmask16)0);
+    const __m512 lo = _mm512_maskz_loadu_ps(first_lanes(n), src);
+    const __m512 hi = _mm512_maskz_loadu_ps(first_lanes(n > 16 ? n - 16 : 0), src + 16);
 
-    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(m1, src + 16),
-                                        _mm512_maskz_loadu_ps(m0, src));
+    return (__m512i)_mm512_cvtne2ps_pbh(hi, lo);
 }
 
 static void unpack_floats(kvd_dtype type, const uint8_t *row, uint64_t row_bytes, uint32_t n_row,
@@ -139,16 +144,12 @@ void cpu_unpack_bf16(kvd_dtype type, const uint8_t *row, uint64_t row_bytes, uin
 
 void cpu_pack_bf16(const float *x, uint64_t x_stride, uint32_t n_token, uint32_t n_k, void *packed)
 {
-    const uint64_t n_step = (n_k + GEMM_STEP - 1) / GEMM_STEP;
+    uint8_t *out = packed;
 
-    for (uint32_t t = 0; t < GEMM_TOKEN_TILE; t++) {
-        uint8_t *out = (uint8_t *)packed + t * 64;
-
-        for (uint64_t s = 0; s < n_step; s++) {
-            const uint32_t n = t < n_token ? n_k - (uint32_t)s * GEMM_STEP : 0;
-            const float   *p = t < n_token ? x + t * x_stride + s * GEMM_STEP : x;
-
-            _mm512_store_si512(out + s * GEMM_STEP_BYTES, bf16_of_f32(p, n));
-        }
+    for (uint32_t k = 0; k < n_k; k += GEMM_STEP) {
+        for (uint32_t t = 0; t < n_token; t++, out += 64)
+            _mm512_store_si512(out, bf16_of_f32(x + t * x_stride + k, n_k - k));
+        for (uint32_t t = n_token; t < GEMM_TOKEN_TILE; t++, out += 64)
+            _mm512_store_si512(out, _mm512_setzero_si512());
     }
 }
