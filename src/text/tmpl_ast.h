@@ -13,13 +13,13 @@
 
 #include "text/tmpl_value.h"
 
-#define TMPL_MAX_SOURCE      (1u << 20)  /* bytes of a template */
-#define TMPL_MAX_NEST        200u        /* levels of a tree, and of the parser */
-#define TMPL_MAX_DEPTH       500u        /* levels of evaluation */
-#define TMPL_MAX_STEPS       1500000u    /* plus TMPL_STEPS_PER_BYTE of input */
-#define TMPL_MAX_OUTPUT      (64u << 20) /* bytes */
-#define TMPL_STEPS_PER_BYTE  16u
-#define TMPL_MAX_MEMORY      (12u << 20) /* bytes of a render, plus TMPL_MEMORY_PER_BYTE of input */
+#define TMPL_MAX_SOURCE      (256u << 10) /* bytes of a template; the longest known has 30 KB */
+#define TMPL_MAX_NEST        200u         /* levels of a tree, and of the parser */
+#define TMPL_MAX_DEPTH       500u         /* levels of evaluation */
+#define TMPL_MAX_STEPS       1000000u     /* plus TMPL_STEPS_PER_BYTE of input */
+#define TMPL_MAX_OUTPUT      (64u << 20)  /* bytes */
+#define TMPL_STEPS_PER_BYTE  128u         /* gpt-oss looks ahead from every tool call: quadratic */
+#define TMPL_MAX_MEMORY      (8u << 20) /* bytes of a render, plus TMPL_MEMORY_PER_BYTE of input */
 #define TMPL_MEMORY_PER_BYTE 64u
 
 typedef enum tmpl_tok_kind {
@@ -131,8 +131,6 @@ typedef struct tmpl_parser {
     tmpl             *t;
     const tmpl_token *tok; /* current */
     uint32_t          nest, n_loop, n_macro;
-    uint32_t          n_markup, n_markup_ok; /* safe/escape seen, and those in a place we run */
-    uint32_t          markup_line;
     tmpl_node        *calls; /* calls of a plain name, chained by d, checked at the end */
     kvd_status        st;
     kvd_err          *err;
@@ -161,7 +159,6 @@ tmpl_node      *tmpl_parse_name(tmpl_parser *p); /* the current token, a name, a
 tmpl_node *tmpl_parse_expr(tmpl_parser *p, bool with_cond);
 tmpl_node *tmpl_parse_tuple(tmpl_parser *p, bool with_cond, bool parens);
 tmpl_node *tmpl_parse_filters(tmpl_parser *p, tmpl_node *of, bool start); /* start: no '|' */
-bool       tmpl_node_is_markup(const tmpl_node *n);
 
 /* ---- evaluation, shared by tmpl_eval.c (expressions) and tmpl_exec.c (statements) - */
 

@@ -107,6 +107,29 @@ const char *tmpl_args_check(const tmpl_builtin *b, size_t n_pos, const tmpl_str 
     return n_required < b->min_arg ? "too few arguments" : NULL;
 }
 
+/* What a builtin makes of markup: markup again, in lists too, except where Jinja takes str() of it
+ * first.  Methods that would escape their arguments are not run. */
+static tmpl_val keep_markup(tmpl_run *r, const tmpl_builtin *b, tmpl_val out)
+{
+    static const char *const plain[] = { "replace", "tojson", "join", "first" };
+    const bool               method  = find(tmpl_methods_str, b->name, strlen(b->name)) == b;
+
+    for (size_t i = 0; i < KVD_COUNTOF(plain); i++) {
+        if (strcmp(b->name, plain[i]) != 0)
+            continue;
+        if (method)
+            tmpl_fail(r, KVD_E_UNSUPPORTED,
+                      "'%s()' of what filter 'safe' or 'escape' gave is not "
+                      "supported",
+                      b->name);
+        return out;
+    }
+    out.markup = out.kind == TV_STR;
+    for (size_t i = 0; method && tmpl_is_seq(&out) && i < out.u.seq->n; i++)
+        out.u.seq->item[i].markup = true; /* a list just made */
+    return out;
+}
+
 tmpl_val tmpl_builtin_call(tmpl_run *r, const tmpl_builtin *b, tmpl_val self, const tmpl_val *val,
                            size_t n_pos, const tmpl_str *const *kw, size_t n_kw)
 {
@@ -139,7 +162,7 @@ tmpl_val tmpl_builtin_call(tmpl_run *r, const tmpl_builtin *b, tmpl_val self, co
         return tmpl_undef(NULL);
     out = b->fn(r, &a);
     tmpl_leave(r);
-    return out;
+    return self.kind == TV_STR && self.markup ? keep_markup(r, b, out) : out;
 }
 
 /* ---- arguments ------------------------------------------------------------------- */

@@ -9,13 +9,6 @@
 
 static tmpl_node *parse_unary(tmpl_parser *p, bool with_filters);
 
-bool tmpl_node_is_markup(const tmpl_node *n)
-{
-    return n && n->kind == TN_FILTER &&
-           (strcmp(n->fn->name, "safe") == 0 || strcmp(n->fn->name, "escape") == 0 ||
-            strcmp(n->fn->name, "e") == 0);
-}
-
 static tmpl_node *node_lit(tmpl_parser *p, tmpl_val v)
 {
     tmpl_node *n = tmpl_node_new(p, TN_LIT, NULL, NULL, NULL);
@@ -356,14 +349,6 @@ static void check_args(tmpl_parser *p, const tmpl_node *n, const char *what)
                         (int)kvd_min_u64(name->len, 60), name->data, n->fn->name);
 }
 
-static void count_markup(tmpl_parser *p, const tmpl_node *n)
-{
-    if (!tmpl_node_is_markup(n))
-        return;
-    p->n_markup++;
-    p->markup_line = n->line;
-}
-
 static tmpl_node *parse_filter(tmpl_parser *p, tmpl_node *of)
 {
     const tmpl_token   *name = p->tok;
@@ -388,7 +373,6 @@ static tmpl_node *parse_filter(tmpl_parser *p, tmpl_node *of)
     if (tmpl_parse_at(p, '('))
         parse_args(p, n);
     check_args(p, n, "filter");
-    count_markup(p, n);
     return n;
 }
 

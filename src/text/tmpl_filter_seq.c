@@ -198,7 +198,13 @@ static tmpl_val f_first(tmpl_run *r, const tmpl_args *a)
     const tmpl_val zero = tmpl_int(0);
     tmpl_seq      *gen;
 
-    if (a->self.kind == TV_STR || (a->self.kind >= TV_LIST && a->self.kind <= TV_RANGE))
+    if (a->self.kind == TV_STR) {
+        tmpl_val letter = tmpl_item(r, &a->self, &zero);
+
+        letter.markup = false; /* str's own iterator gives plain strings */
+        return letter;
+    }
+    if (a->self.kind >= TV_LIST && a->self.kind <= TV_RANGE)
         return tmpl_item(r, &a->self, &zero);
     if (a->self.kind == TV_GEN) {
         gen = a->self.u.seq;

@@ -28,36 +28,28 @@ CASE_FILTER(f_capitalize, TMPL_CAPITALIZE)
 
 static tmpl_val f_string(tmpl_run *r, const tmpl_args *a)
 {
+    if (a->self.kind == TV_STR)
+        return a->self;
     return tmpl_of_str(tmpl_to_str(r, &a->self));
 }
 
-/* Only ever the last filter of an output (see the parser): there it changes nothing. */
 static tmpl_val f_safe(tmpl_run *r, const tmpl_args *a)
 {
-    return f_string(r, a);
+    tmpl_val v = f_string(r, a);
+
+    v.markup = true;
+    return v;
 }
 
 static tmpl_val f_escape(tmpl_run *r, const tmpl_args *a)
 {
-    const tmpl_str *s = self_str(r, a);
-    tmpl_sb         sb;
+    tmpl_val v;
 
-    tmpl_sb_init(&sb, r);
-    for (size_t i = 0; i < s->len && tmpl_step(r, i % 16 == 0); i++) {
-        const char  c    = s->data[i];
-        const char *name = c == '&'    ? "&amp;"
-                           : c == '<'  ? "&lt;"
-                           : c == '>'  ? "&gt;"
-                           : c == '"'  ? "&#34;"
-                           : c == '\'' ? "&#39;"
-                                       : NULL;
-
-        if (name)
-            tmpl_sb_puts(&sb, name);
-        else
-            tmpl_sb_put_part(&sb, s, i, i + 1);
-    }
-    return tmpl_sb_take(&sb);
+    if (a->self.kind == TV_STR && a->self.markup)
+        return a->self;
+    v        = tmpl_str_escape(r, self_str(r, a));
+    v.markup = true;
+    return v;
 }
 
 static tmpl_val f_trim(tmpl_run *r, const tmpl_args *a)

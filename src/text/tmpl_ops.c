@@ -106,10 +106,28 @@ static tmpl_val float_arith(tmpl_run *r, int op, double a, double b)
     return a == 0 && b < 0 ? by_zero(r) : tmpl_float(pow(a, b));
 }
 
-static tmpl_val repeat_str(tmpl_run *r, const tmpl_str *s, int64_t n)
+/* Of a plain string and one that is markup the plain one is escaped first. */
+static tmpl_val join_strs(tmpl_run *r, const tmpl_val *a, const tmpl_val *b)
 {
-    tmpl_sb  sb;
-    uint64_t total;
+    tmpl_val x = *a, y = *b, v;
+
+    if (a->markup && !b->markup)
+        y = tmpl_str_escape(r, b->u.s);
+    if (b->markup && !a->markup)
+        x = tmpl_str_escape(r, a->u.s);
+    if (r->st != KVD_OK)
+        return tmpl_undef(NULL);
+    v        = tmpl_str_concat(r, x.u.s, y.u.s);
+    v.markup = a->markup || b->markup;
+    return v;
+}
+
+static tmpl_val repeat_str(tmpl_run *r, const tmpl_val *v, int64_t n)
+{
+    const tmpl_str *s = v->u.s;
+    tmpl_val        out;
+    tmpl_sb         sb;
+    uint64_t        total;
 
     tmpl_sb_init(&sb, r);
     if (n > 0 && s->len && (!kvd_mul((uint64_t)n, s->len, &total) || total > r->bytes.limit)) {
@@ -118,7 +136,9 @@ static tmpl_val repeat_str(tmpl_run *r, const tmpl_str *s, int64_t n)
     }
     for (int64_t i = 0; i < n && s->len && tmpl_step(r, i % 4 == 0); i++)
         tmpl_sb_put_str(&sb, s);
-    return tmpl_sb_take(&sb);
+    out        = tmpl_sb_take(&sb);
+    out.markup = v->markup;
+    return out;
 }
 
 static tmpl_val repeat_seq(tmpl_run *r, const tmpl_val *v, int64_t n)
@@ -195,13 +215,13 @@ tmpl_val tmpl_arith(tmpl_run *r, int op, const tmpl_val *a, const tmpl_val *b)
         return v;
     }
     if (op == '+' && a->kind == TV_STR && b->kind == TV_STR)
-        return tmpl_str_concat(r, a->u.s, b->u.s);
+        return join_strs(r, a, b);
     if (op == '+' && is_list(a) && a->kind == b->kind)
         return join_seqs(r, a, b);
     if (op == '*' && is_int(b) && a->kind == TV_STR)
-        return repeat_str(r, a->u.s, tmpl_as_int(b));
+        return repeat_str(r, a, tmpl_as_int(b));
     if (op == '*' && is_int(a) && b->kind == TV_STR)
-        return repeat_str(r, b->u.s, tmpl_as_int(a));
+        return repeat_str(r, b, tmpl_as_int(a));
     if (op == '*' && is_int(b) && is_list(a))
         return repeat_seq(r, a, tmpl_as_int(b));
     if (op == '*' && is_int(a) && is_list(b))

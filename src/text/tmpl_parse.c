@@ -594,9 +594,6 @@ static tmpl_node *parse_statement(tmpl_parser *p)
         if (!tmpl_parse_skip_name(p, tag[i].name))
             continue;
         n = tag[i].parse(p);
-        if (p->n_markup != p->n_markup_ok)
-            tmpl_parse_fail(p, KVD_E_UNSUPPORTED, p->markup_line,
-                            "filter 'safe' or 'escape' inside an expression");
         expect_kind(p, TT_BLOCK_END);
         return n;
     }
@@ -618,20 +615,6 @@ static bool at_any(const tmpl_parser *p, const char *const *names)
     return false;
 }
 
-/* "safe" and "escape" give strings that change what is joined to them; we run them only where
- * nothing is: as the last filter of an output. */
-static tmpl_node *parse_print(tmpl_parser *p)
-{
-    tmpl_node *n = tmpl_node_new(p, TN_PRINT, tmpl_parse_tuple(p, true, false), NULL, NULL);
-
-    if (n && tmpl_node_is_markup(n->a))
-        p->n_markup_ok++;
-    if (p->n_markup != p->n_markup_ok)
-        tmpl_parse_fail(p, KVD_E_UNSUPPORTED, p->markup_line,
-                        "filter 'safe' or 'escape' inside an expression");
-    return n;
-}
-
 /* Up to one of the ends, whose name is the current token then; ends NULL: up to the end. */
 static tmpl_node *parse_body(tmpl_parser *p, const char *const *ends)
 {
@@ -647,7 +630,7 @@ static tmpl_node *parse_body(tmpl_parser *p, const char *const *ends)
             tmpl_parse_next(p);
         } else if (p->tok->kind == TT_VAR_BEGIN) {
             tmpl_parse_next(p);
-            n = parse_print(p);
+            n = tmpl_node_new(p, TN_PRINT, tmpl_parse_tuple(p, true, false), NULL, NULL);
             expect_kind(p, TT_VAR_END);
         } else if (p->tok->kind == TT_BLOCK_BEGIN) {
             tmpl_parse_next(p);

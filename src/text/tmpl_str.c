@@ -221,6 +221,27 @@ tmpl_val tmpl_str_concat(tmpl_run *r, const tmpl_str *a, const tmpl_str *b)
     return tmpl_sb_take(&sb);
 }
 
+tmpl_val tmpl_str_escape(tmpl_run *r, const tmpl_str *s)
+{
+    static const char        sign[] = "&<>\"'";
+    static const char *const name[] = { "&amp;", "&lt;", "&gt;", "&#34;", "&#39;" };
+    size_t                   from   = 0;
+    tmpl_sb                  sb;
+
+    tmpl_sb_init(&sb, r);
+    for (size_t i = 0; i < s->len && tmpl_step(r, i % 16 == 0); i++) {
+        const char *at = s->data[i] ? strchr(sign, s->data[i]) : NULL;
+
+        if (!at)
+            continue;
+        tmpl_sb_put_part(&sb, s, from, i);
+        tmpl_sb_puts(&sb, name[at - sign]);
+        from = i + 1;
+    }
+    tmpl_sb_put_part(&sb, s, from, s->len);
+    return tmpl_sb_take(&sb);
+}
+
 size_t tmpl_str_chars(const tmpl_str *s)
 {
     size_t n = 0;

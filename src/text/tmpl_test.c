@@ -26,7 +26,7 @@ KIND_TEST(t_iterable, tmpl_is_iterable(&a->self))
 KIND_TEST(t_sequence,
           k == TV_UNDEF || k == TV_STR || (k >= TV_LIST && k <= TV_RANGE) || k == TV_DICT)
 KIND_TEST(t_callable, k == TV_UNDEF || (k >= TV_MACRO && k <= TV_JOINER))
-KIND_TEST(t_escaped, k != k) /* what escapes is never tested, see the parser */
+KIND_TEST(t_escaped, k == TV_STR && a->self.markup)
 
 static tmpl_val by_order(tmpl_run *r, const tmpl_args *a, bool less, bool equal, bool greater)
 {

@@ -518,6 +518,13 @@ static bool place(int64_t index, size_t n, size_t *at)
     return true;
 }
 
+/* A piece of a string is markup as the whole is. */
+static tmpl_val like(const tmpl_val *obj, tmpl_val piece)
+{
+    piece.markup = obj->markup;
+    return piece;
+}
+
 static tmpl_val character(tmpl_run *r, const tmpl_str *s, int64_t index)
 {
     size_t at, from, to;
@@ -545,7 +552,7 @@ tmpl_val tmpl_item(tmpl_run *r, const tmpl_val *obj, const tmpl_val *key)
         if (found)
             return *found;
     } else if (by_int && obj->kind == TV_STR) {
-        return character(r, obj->u.s, tmpl_as_int(key));
+        return like(obj, character(r, obj->u.s, tmpl_as_int(key)));
     } else if (by_int && obj->kind >= TV_LIST && obj->kind <= TV_RANGE) {
         if (place(tmpl_as_int(key), obj->u.seq->n, &at))
             return obj->u.seq->item[at];
@@ -629,10 +636,14 @@ tmpl_val tmpl_slice(tmpl_run *r, const tmpl_val *obj, const tmpl_val bound[3])
     if (!slice_bounds(r, bound, tmpl_length(r, obj), b))
         return tmpl_undef(NULL);
     if (obj->kind == TV_STR)
-        return slice_str(r, obj, b);
+        return like(obj, slice_str(r, obj, b));
     n   = slice_count(b);
-    out = tmpl_seq_new(r, n);
-    for (size_t i = 0; out && i < n; i++)
+    out = tmpl_seq_new(r, b[2] == 1 ? 0 : n);
+    if (out && b[2] == 1) { /* lists cannot change: a part shares their items */
+        out->item = obj->u.seq->item + b[0];
+        out->n    = n;
+    }
+    for (size_t i = 0; out && b[2] != 1 && i < n; i++)
         out->item[i] = obj->u.seq->item[b[0] + (int64_t)i * b[2]];
     return tmpl_of_seq(obj->kind == TV_TUPLE ? TV_TUPLE : TV_LIST, out);
 }

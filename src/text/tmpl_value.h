@@ -56,6 +56,7 @@ typedef struct tmpl_run     tmpl_run;
 struct tmpl_val {
     tmpl_kind kind;
     bool      trusted; /* numbers and constants: made of literals only */
+    bool      markup;  /* strings: came from "safe" or "escape", so "+" escapes what is added */
     union {
         bool                b;
         int64_t             i;
@@ -214,6 +215,7 @@ tmpl_val  *tmpl_dict_find(tmpl_run *r, const tmpl_dict *d, const char *key, size
 tmpl_val tmpl_str_new(tmpl_run *r, const char *data, size_t len, bool trusted); /* copies */
 /* The bytes [from, to) of s, shared with it. */
 tmpl_val tmpl_str_part(tmpl_run *r, const tmpl_str *s, size_t from, size_t to);
+tmpl_val tmpl_str_escape(tmpl_run *r, const tmpl_str *s); /* for HTML, as Jinja does */
 tmpl_val tmpl_str_concat(tmpl_run *r, const tmpl_str *a, const tmpl_str *b);
 size_t   tmpl_str_chars(const tmpl_str *s);
 /* Byte offset of the n-th code point; n <= its number. */
