@@ -18,6 +18,7 @@ i32 bos eos eot unk, u32 n_token, u32 n_merge; per token u8 attribute (bit 7: it
 sides of the next merge not yet used so), else varint length and the text as GGUF stores it, then
 with flag 8 an f32 score; per merge varint left and right id.  Only the standard library is needed.
 """
+
 import argparse
 import base64
 import json
@@ -57,7 +58,19 @@ class Vocab:
 class GGUFMetadata:
     """The key-value part of a GGUF v2/v3 file."""
 
-    SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+    SCALARS = {
+        0: "B",
+        1: "b",
+        2: "H",
+        3: "h",
+        4: "I",
+        5: "i",
+        6: "f",
+        7: "?",
+        10: "Q",
+        11: "q",
+        12: "d",
+    }
 
     def __init__(self, path):
         self.data = read_bytes(path)
@@ -140,7 +153,9 @@ def from_tiktoken(path):
         v.tokens[rank] = "".join(alphabet[b] for b in text)
         parts = [bytes([b]) for b in text]
         while len(parts) > 2:
-            best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], 1 << 30))
+            best = min(
+                range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], 1 << 30)
+            )
             if ranks.get(parts[best] + parts[best + 1], 1 << 30) >= rank:
                 break
             parts[best : best + 2] = [parts[best] + parts[best + 1]]
@@ -203,8 +218,11 @@ def read_vectors(path, encoding):
     if path.removesuffix(".xz").endswith(".jsonl"):
         return [(j["text"], j["ids"]) for j in map(json.loads, text.splitlines())]
     block = re.compile(r"EncodingName: (.*)\nSample: (.*)\nEncoded: \[(.*)\]")
-    return [(s, [int(i) for i in ids.split(",") if i.strip()])
-            for name, s, ids in block.findall(text) if name == encoding]
+    return [
+        (s, [int(i) for i in ids.split(",") if i.strip()])
+        for name, s, ids in block.findall(text)
+        if name == encoding
+    ]
 
 
 def write_vectors(vectors, path):
