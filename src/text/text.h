@@ -29,8 +29,7 @@ typedef struct tok_str {
     size_t      len;
 } tok_str;
 
-/* What a model file says of its tokenizer; every pointer is borrowed for the call only, except
- * that token strings must live as long as the tok (they point into the mapped file). */
+/* What a model file says of its tokenizer; every pointer is borrowed for the call only. */
 typedef struct tok_vocab {
     tok_model      model;
     tok_str        pre;      /* "smollm", "gpt-2", "llama-bpe", "qwen2", "gpt-4o", ...; len 0: absent */
@@ -53,7 +52,8 @@ void       tok_close(tok *t);
 
 /* Encodes text, specials (control and user-defined tokens) recognised only when wholly inside a
  * trusted span (adjacent spans count as one); everywhere else their text is ordinary text.
- * add_bos adds the BOS only if the model asks for one.  Appends to *ids.
+ * add_bos adds the BOS only if the model asks for one; an EOS is never added (a prompt goes on).
+ * Appends to *ids; a failure leaves what they held.
  * Invalid UTF-8 is encoded byte by byte where the vocabulary allows, never rejected.
  * O(len log len) at worst, for any text. */
 typedef struct tok_ids {
