@@ -177,10 +177,10 @@ static kvd_status read_directory(gguf_file *g, kvd_err *err)
     char              q[GGUF_QUOTE_BYTES];
 
     g->tensor       = kvd_malloc(g->n_tensor * sizeof(*g->tensor));
-    g->tensor_order = kvd_malloc(g->n_tensor * sizeof(*g->tensor_order));
+    g->tensor_order = kvd_malloc(2 * g->n_tensor * sizeof(*g->tensor_order));
     if (!g->tensor || !g->tensor_order)
         return gguf_bad(&r, KVD_E_NOMEM, 0, "no memory for %" PRIu64 " tensors", g->n_tensor);
-    g->heap_bytes += g->n_tensor * (sizeof(*g->tensor) + sizeof(*g->tensor_order));
+    g->heap_bytes += g->n_tensor * (sizeof(*g->tensor) + 2 * sizeof(*g->tensor_order));
     t = g->tensor;
     for (uint32_t i = 0; i < g->n_part; i++) {
         KVD_TRY(gguf_read_tensors(&g->part[i], i, t, err));

@@ -33,7 +33,7 @@ struct gguf_kv {
 
 typedef struct gguf_kv_set {
     gguf_kv  *kv;
-    uint32_t *order; /* sorted by key */
+    uint32_t *order; /* [2n]: sorted by key, then scratch */
     uint32_t  n;
 } gguf_kv_set;
 
@@ -49,9 +49,9 @@ typedef struct gguf_part { /* one file */
 struct gguf_file {
     gguf_part   *part;
     uint32_t     n_part;
-    gguf_kv_set  meta;   /* of the first file */
-    gguf_tensor *tensor; /* of all files, in file order */
-    uint32_t    *tensor_order;
+    gguf_kv_set  meta;         /* of the first file */
+    gguf_tensor *tensor;       /* of all files, in file order */
+    uint32_t    *tensor_order; /* [2 n_tensor] */
     uint64_t     n_tensor, tensor_bytes, heap_bytes;
 };
 
@@ -84,8 +84,8 @@ void       gguf_kv_set_free(gguf_kv_set *s);
 /* ---- gguf_index.c ---------------------------------------------------------------- */
 
 /* Items are n structs of stride bytes that begin with a gguf_str.  Sorts their numbers by name
- * into order[n], in place and in O(n log n) whatever the names are.  Returns whether all names
- * differ; if not, *dup is the number of one that occurs twice. */
+ * into order[0..n), with order[n..2n) as scratch, in O(n log n) whatever the names are.  Returns
+ * whether all names differ; if not, *dup is the number of one that occurs twice. */
 bool gguf_index_build(const void *item, size_t stride, uint32_t n, uint32_t *order, uint32_t *dup);
 /* The item of that name, or NULL. */
 const void *gguf_index_find(const void *item, size_t stride, uint32_t n, const uint32_t *order,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gguf_index.c - names in sorted order, for look-up and to find duplicates.
  *
- * Sorted rather than hashed: nobody can craft names that make it slow, and heapsort takes no
- * memory beyond the order itself.  Immutable once built; any thread. */
+ * Sorted rather than hashed: nobody can craft names that make it slow.  Merged bottom up, which
+ * reads the names of a file nearly in the file's order.  Immutable once built; any thread. */
 #include <string.h>
 
 #include "format/gguf_impl.h"
@@ -24,42 +24,37 @@ static int name_cmp(gguf_str a, gguf_str b)
     return a.len < b.len ? -1 : a.len > b.len;
 }
 
-/* Restores the heap order[0..n) below root, whose children are heaps. */
-static void sift(const void *item, size_t stride, uint32_t *order, uint32_t root, uint32_t n)
+/* Merges the sorted runs from[begin, mid) and from[mid, end) into to[begin, end). */
+static void merge(const void *item, size_t stride, const uint32_t *from, uint32_t *to,
+                  uint32_t begin, uint32_t mid, uint32_t end)
 {
-    const uint32_t x      = order[root];
-    const gguf_str x_name = name_of(item, stride, x);
-    uint64_t       hole   = root;
+    uint32_t a = begin, b = mid;
 
-    for (;;) {
-        uint64_t child = 2 * hole + 1;
+    for (uint32_t k = begin; k < end; k++) {
+        const bool take_a = b == end || (a < mid && name_cmp(name_of(item, stride, from[a]),
+                                                             name_of(item, stride, from[b])) <= 0);
 
-        if (child >= n)
-            break;
-        if (child + 1 < n && name_cmp(name_of(item, stride, order[child]),
-                                      name_of(item, stride, order[child + 1])) < 0)
-            child++;
-        if (name_cmp(name_of(item, stride, order[child]), x_name) <= 0)
-            break;
-        order[hole] = order[child];
-        hole        = child;
+        to[k] = take_a ? from[a++] : from[b++];
     }
-    order[hole] = x;
 }
 
 bool gguf_index_build(const void *item, size_t stride, uint32_t n, uint32_t *order, uint32_t *dup)
 {
-    for (uint32_t i = 0; i < n; i++)
-        order[i] = i;
-    for (uint32_t i = n / 2; i-- > 0;)
-        sift(item, stride, order, i, n);
-    for (uint32_t end = n; end-- > 1;) {
-        const uint32_t top = order[0];
+    uint32_t *from = order, *to = order + n;
 
-        order[0]   = order[end];
-        order[end] = top;
-        sift(item, stride, order, 0, end);
+    for (uint32_t i = 0; i < n; i++)
+        from[i] = i;
+    for (uint64_t run = 1; run < n; run *= 2) {
+        uint32_t *const swap = from;
+
+        for (uint64_t i = 0; i < n; i += 2 * run)
+            merge(item, stride, from, to, (uint32_t)i, (uint32_t)kvd_min_u64(i + run, n),
+                  (uint32_t)kvd_min_u64(i + 2 * run, n));
+        from = to;
+        to   = swap;
     }
+    if (from != order && n)
+        memcpy(order, from, n * sizeof(*order));
     for (uint32_t i = 1; i < n; i++) {
         if (name_cmp(name_of(item, stride, order[i - 1]), name_of(item, stride, order[i])) == 0) {
             *dup = order[i];

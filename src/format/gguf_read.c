@@ -237,10 +237,10 @@ static kvd_status read_kvs(gguf_reader *r, gguf_kv_set *s, uint32_t n, uint64_t 
     char     q[GGUF_QUOTE_BYTES];
 
     s->kv    = kvd_calloc(n, sizeof(*s->kv));
-    s->order = kvd_malloc((size_t)n * sizeof(*s->order));
+    s->order = kvd_malloc(2 * (size_t)n * sizeof(*s->order));
     if (!s->kv || !s->order)
         return gguf_bad(r, KVD_E_NOMEM, r->pos, "no memory for %" PRIu32 " metadata keys", n);
-    *heap_bytes += (uint64_t)n * (sizeof(*s->kv) + sizeof(*s->order));
+    *heap_bytes += (uint64_t)n * (sizeof(*s->kv) + 2 * sizeof(*s->order));
     for (; s->n < n; s->n++) /* an entry owns an index only once it is read whole */
         KVD_TRY(read_kv(r, &s->kv[s->n], heap_bytes));
     if (!gguf_index_build(s->kv, sizeof(*s->kv), n, s->order, &dup))

@@ -340,7 +340,7 @@ static void index_sorts_and_finds(void **state)
             gguf_str name;
             char     text[8];
         } item[200];
-        uint32_t       order[200], dup, n = (uint32_t)kvd_rng_below(&r, 200);
+        uint32_t       order[400], dup, n = (uint32_t)kvd_rng_below(&r, 200);
         const uint64_t letters = 2 + kvd_rng_below(&r, 20);
         bool           equal   = false;
 
