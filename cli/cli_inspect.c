@@ -43,7 +43,7 @@ static void print_tensors(const json_t *root)
     {
         printf("  %-28s %-6s [", json_string_value(json_object_get(t, "name")),
                json_string_value(json_object_get(t, "type")));
-        json_array_foreach(json_object_get(t, "dims"), k, d)
+        json_array_foreach(json_object_get(t, "shape"), k, d)
             printf("%s%" JSON_INTEGER_FORMAT, k ? ", " : "", json_integer_value(d));
         printf("]\n");
     }

@@ -108,6 +108,30 @@ kvd_status kvd_inspect(const char *path, char **json, kvd_err *err)
     return *json ? KVD_OK : kvd_fail(err, KVD_E_NOMEM, 0, "%s: no memory to describe it", path);
 }
 
+static void put_limit(kvd_buf *b, const char *name, uint64_t x)
+{
+    if (x == UINT64_MAX)
+        kvd_buf_printf(b, "\"%s\":\"unlimited\",", name);
+    else
+        kvd_buf_printf(b, "\"%s\":%llu,", name, (unsigned long long)x);
+}
+
+static void describe_limits(kvd_buf *b)
+{
+    char pages[32];
+
+    kvd_buf_printf(b, "\"memory\":{\"total_bytes\":%llu,\"available_bytes\":%llu,",
+                   (unsigned long long)os_mem_total(), (unsigned long long)os_mem_available());
+    put_limit(b, "memlock_limit_bytes", os_limit_memlock());
+    kvd_buf_printf(b, "\"transparent_huge_pages\":\"%s\"},", os_huge_pages(pages, sizeof(pages)));
+    kvd_buf_puts(b, "\"limits\":{");
+    put_limit(b, "open_files", os_limit_files());
+    kvd_buf_printf(b, "\"direct_io_in_working_directory\":%s},",
+                   os_direct_io(".") ? "true" : "false");
+    kvd_buf_printf(b, "\"gpu\":{\"nvidia_driver\":%s,\"used\":false},",
+                   os_has_nvidia() ? "true" : "false");
+}
+
 kvd_status kvd_doctor(char **json, kvd_err *err)
 {
     const os_cpu *c = os_cpu_get();
@@ -124,8 +148,7 @@ kvd_status kvd_doctor(char **json, kvd_err *err)
                    os_isa_name(c->isa), c->avx2, c->avx_vnni, c->avx512, c->avx512_vnni,
                    c->avx512_bf16, c->amx_int8, c->amx_bf16, c->n_cpu, c->l1d_bytes, c->l2_bytes,
                    c->l3_bytes);
-    kvd_buf_printf(&b, "\"memory\":{\"total_bytes\":%llu,\"available_bytes\":%llu},",
-                   (unsigned long long)os_mem_total(), (unsigned long long)os_mem_available());
+    describe_limits(&b);
     kvd_buf_puts(&b, "\"backends\":[\"cpu\",\"ref\"]}");
     *json = kvd_buf_take(&b);
     return *json ? KVD_OK : kvd_fail(err, KVD_E_NOMEM, 0, "no memory to describe the machine");

@@ -325,23 +325,31 @@ static bool spelled(const kvd_opt *opt, const char *word, size_t len)
     return false;
 }
 
-/* Index of the option that an argument names; *negated for --no-NAME of a flag. */
+/* --no-NAME of a flag. */
+static bool negates(const kvd_opt *opt, const char *word, size_t len)
+{
+    return opt->kind == KVD_OPT_FLAG && len > 5 && memcmp(word, "--no-", 5) == 0 &&
+           strlen(opt->name) == len - 5 && memcmp(opt->name, word + 5, len - 5) == 0;
+}
+
+/* Index of the option that an argument names; *negated for --no-NAME of a flag.  Commands may give
+ * one short name to different options, so those of this command come first. */
 static int find_argument(const kvd_opts *o, const char *arg, size_t len, bool *negated)
 {
-    *negated = false;
-    for (uint32_t i = 0; i < o->n; i++)
-        if (spelled(&o->table[i], arg, len))
-            return (int)i;
-    for (uint32_t i = 0; i < o->n; i++) {
-        const kvd_opt *opt = &o->table[i];
+    int other = -1;
 
-        if (opt->kind == KVD_OPT_FLAG && len > 5 && memcmp(arg, "--no-", 5) == 0 &&
-            strlen(opt->name) == len - 5 && memcmp(opt->name, arg + 5, len - 5) == 0) {
-            *negated = true;
+    *negated = false;
+    for (uint32_t i = 0; i < o->n; i++) {
+        const bool no = negates(&o->table[i], arg, len);
+
+        if (!no && !spelled(&o->table[i], arg, len))
+            continue;
+        *negated = no;
+        if (o->table[i].commands & o->command)
             return (int)i;
-        }
+        other = (int)i;
     }
-    return -1;
+    return other;
 }
 
 /* Reads one option at argv[*at]; moves *at to its last word. */

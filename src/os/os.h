@@ -16,35 +16,46 @@ typedef struct os_map {
 } os_map;
 
 kvd_status os_map_open(os_map *out, const char *path, kvd_err *err);
-void       os_map_close(os_map *m);                             /* zeroes *m */
-void       os_map_will_need(const os_map *m);                   /* read-ahead hint */
-uint64_t   os_map_resident(const os_map *m);                    /* bytes in page cache now */
+void       os_map_close(os_map *m);           /* zeroes *m */
+void       os_map_will_need(const os_map *m); /* read-ahead hint */
+uint64_t   os_map_resident(const os_map *m);  /* bytes in page cache now */
 
 /* ---- processors and memory ------------------------------------------------------- */
 
 typedef enum os_isa { /* levels of kernels, ascending; each includes those before it */
-    OS_ISA_PORTABLE,  /* plain C as x86-64-v2 runs it */
-    OS_ISA_AVX2,      /* + AVX2, FMA, F16C */
-    OS_ISA_AVX512,    /* + AVX-512 F BW DQ VL; VNNI and BF16 are asked for apart */
-    OS_ISA_AMX        /* + AVX-512 VNNI, BF16 and AMX tile, int8, bf16, permitted by the kernel */
+                      OS_ISA_PORTABLE, /* plain C as x86-64-v2 runs it */
+                      OS_ISA_AVX2,     /* + AVX2, FMA, F16C */
+                      OS_ISA_AVX512,   /* + AVX-512 F BW DQ VL; VNNI and BF16 are asked for apart */
+                      OS_ISA_AMX /* + AVX-512 VNNI, BF16 and AMX tile, int8, bf16, permitted by the
+                                    kernel */
 } os_isa;
 
 typedef struct os_cpu {
     char     model[64];
-    os_isa   isa;                         /* the best level this machine can run */
+    os_isa   isa; /* the best level this machine can run */
     bool     avx2, f16c, fma, avx_vnni, avx512, avx512_vnni, avx512_bf16, amx_int8, amx_bf16;
-    uint32_t n_cpu;                       /* this process may use (affinity, cgroup quota) */
+    uint32_t n_cpu; /* this process may use (affinity, cgroup quota) */
     uint32_t l1d_bytes, l2_bytes, l3_bytes;
 } os_cpu;
 /* Detected once, then constant.  Asks the kernel for AMX state when the CPU has it. */
 const os_cpu *os_cpu_get(void);
-const char   *os_isa_name(os_isa isa);                           /* "avx512" */
+const char   *os_isa_name(os_isa isa); /* "avx512" */
 bool          os_isa_parse(const char *name, os_isa *out);
 
 uint64_t os_mem_total(void);     /* bytes; cgroup limit if lower */
 uint64_t os_mem_available(void); /* bytes that can be had now without swapping */
 uint64_t os_rss(void);           /* resident bytes of this process, anonymous + file */
 uint64_t os_rss_anon(void);      /* anonymous part only */
+
+/* ---- limits and devices, for `kvdrive doctor` ------------------------------------- */
+
+uint64_t    os_limit_memlock(void); /* bytes that may be pinned; UINT64_MAX: no limit */
+uint64_t    os_limit_files(void);   /* open files; UINT64_MAX: no limit */
+const char *os_huge_pages(char *out, size_t cap); /* "always", "madvise", "never", "unknown" */
+/* Whether files of this directory can be read and written past the page cache; makes and removes
+ * one file of 4 KiB. */
+bool os_direct_io(const char *dir);
+bool os_has_nvidia(void); /* an NVIDIA driver is loaded */
 
 /* ---- thread pool ----------------------------------------------------------------- */
 

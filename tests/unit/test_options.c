@@ -18,6 +18,7 @@ static const kvd_opt table[] = {
     { "fetch", "", KVD_OPT_CHOICE, "strict|deferred", "deferred", 0, 0, 1, "fetch mode" },
     { "raw", "", KVD_OPT_FLAG, "", "false", 0, 0, 3, "raw" },
     { "model", "-m", KVD_OPT_TEXT, "FILE", NULL, 0, 0, 3, "model" },
+    { "cut", "-c", KVD_OPT_INT, "N", "0", 0, 1000, 2, "of command 2, with a short name of 1" },
     { "only-two", "", KVD_OPT_FLAG, "", "false", 0, 0, 2, "of command 2" },
 };
 
