@@ -434,7 +434,16 @@ static const perf_shape PERF[] = {
     { KVD_DTYPE_BF16, 4864, 896 },  { KVD_DTYPE_F16, 4864, 896 },   { KVD_DTYPE_F32, 1536, 576 },
 };
 
-/* Passes over copies of a matrix that together are larger than the caches near a core. */
+static int compare_u64(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+#define PERF_CALLS_MAX 4096
+
+/* Passes over copies of a matrix that together are set_bytes; the median call counts. */
 static double perf_one(cpu_backend *be, const perf_shape *s, uint32_t n_token, uint64_t set_bytes)
 {
     const uint64_t row_bytes = kvd_dtype_row_bytes(s->type, s->n_col);
@@ -443,37 +452,38 @@ static double perf_one(cpu_backend *be, const perf_shape *s, uint32_t n_token, u
     uint8_t       *w         = kvd_pages_alloc(bytes * n_copy);
     float         *x         = random_floats((uint64_t)n_token * s->n_col);
     float         *y         = random_floats((uint64_t)n_token * s->n_row);
-    double         best      = 1e30;
+    uint64_t       ns[PERF_CALLS_MAX], n_call = 0;
 
+    assert_non_null(w);
     for (uint64_t i = 0; i < bytes; i += kvd_dtype_get(s->type)->block_bytes)
         random_block(s->type, w + i);
     for (uint64_t c = 1; c < n_copy; c++)
         memcpy(w + c * bytes, w, bytes);
-    for (int pass = 0; pass < 7; pass++) {
-        const uint64_t t0 = kvd_now_ns();
-
-        for (uint64_t c = 0; c < n_copy; c++) {
+    for (int pass = 0; pass < 7; pass++)
+        for (uint64_t c = 0; c < n_copy && n_call < PERF_CALLS_MAX; c++) {
             kvd_matmul_args a = {
                 .n_token = n_token, .n_col = s->n_col, .n_out = 1, .x_stride = s->n_col, .x = x
             };
+            const uint64_t t0 = kvd_now_ns();
 
             a.out[0] =
                 (kvd_matmul_out){ .w = { s->type, s->n_row, s->n_col, row_bytes, w + c * bytes },
                                   .y = y,
                                   .y_stride = s->n_row };
             matmul(be, &a);
+            ns[n_call++] = kvd_now_ns() - t0;
         }
-        best = fmin(best, (double)(kvd_now_ns() - t0));
-    }
+    qsort(ns, n_call, sizeof(ns[0]), compare_u64);
     kvd_free(x);
     kvd_free(y);
     kvd_pages_free(w, bytes * n_copy);
-    return (double)(bytes * n_copy) / best;
+    return (double)bytes / (double)ns[n_call / 2];
 }
 
 static int perf(const char *level, uint64_t set_bytes)
 {
-    printf("GB/s of weights: 1 thread and 1 token, 2 threads and 1, 2 and 2, 2 and 4 tokens\n");
+    printf("GB/s of weights, median call: 1 thread and 1 token, 2 threads and 1, 2 and 2, 2 and 4 "
+           "tokens\n");
     for (uint32_t i = 0; i < KVD_COUNTOF(LEVELS); i++) {
         cpu_backend *be[2];
 

@@ -61,19 +61,29 @@ typedef struct cpu_dot_level {
 
 extern const cpu_dot_level cpu_dot_portable, cpu_dot_avx2, cpu_dot_avx512vnni;
 
-/* Places the sums of n_row x n_token results at (row, token). */
+typedef float cpu_dot_rows
+    __attribute__((vector_size(CPU_DOT_ROWS * sizeof(float)), aligned(4), may_alias));
+
+/* Places the sums of n_row results of one token at (row, token). */
 static inline void cpu_dot_store(const cpu_dot_job *job, uint32_t row, uint32_t n_row,
-                                 uint32_t token, uint32_t n_token,
-                                 float (*sum)[CPU_DOT_ROWS]) /* [n_token] */
+                                 uint32_t token, const float sum[CPU_DOT_ROWS])
 {
-    for (uint32_t t = 0; t < n_token; t++) {
-        float *y = job->y + (token + t) * job->y_stride + row;
+    float *y = job->y + token * job->y_stride + row;
 
-        for (uint32_t r = 0; r < n_row; r++) {
-            const float v = sum[t][r] + (job->bias ? job->bias[row + r] : 0.0F);
+    if (n_row >= CPU_DOT_ROWS) {
+        cpu_dot_rows v = *(const cpu_dot_rows *)sum;
 
-            y[r] = job->add ? y[r] + v : v;
-        }
+        if (job->bias)
+            v += *(const cpu_dot_rows *)(job->bias + row);
+        if (job->add)
+            v += *(const cpu_dot_rows *)y;
+        *(cpu_dot_rows *)y = v;
+        return;
+    }
+    for (uint32_t r = 0; r < n_row; r++) {
+        const float v = job->bias ? sum[r] + job->bias[row + r] : sum[r];
+
+        y[r] = job->add ? v + y[r] : v;
     }
 }
 

@@ -120,19 +120,17 @@ DOT_INLINE void small_block(const small_kind *k, const dot_tile *tile, uint64_t 
 DOT_INLINE void small_tile(const small_kind *k, const cpu_dot_job *job, const dot_tile *tile,
                            uint32_t n_token, float (*sum)[CPU_DOT_ROWS])
 {
-    const uint8_t *ahead = tile->ahead;
-    small_acc      acc;
+    uint64_t  off = 0;
+    small_acc acc;
 
     for (uint32_t t = 0; t < n_token; t++) {
         acc.min[t] = _mm_setzero_ps();
         for (uint32_t r = 0; r < CPU_DOT_ROWS; r++)
             acc.dot[t][r] = _mm256_setzero_ps();
     }
-    for (uint32_t b = 0; b < job->n_col / 32; b++) {
-        _mm_prefetch((const char *)ahead, _MM_HINT_T0);
-        _mm_prefetch((const char *)ahead + KVD_CACHE_LINE, _MM_HINT_T0);
-        ahead += CPU_DOT_ROWS * k->block_bytes;
-        small_block(k, tile, (uint64_t)b * k->block_bytes, b, n_token, &acc);
+    for (uint32_t b = 0; b < job->n_col / 32; b++, off += k->block_bytes) {
+        dot_fetch(tile, CPU_DOT_ROWS * off, CPU_DOT_ROWS * k->block_bytes);
+        small_block(k, tile, off, b, n_token, &acc);
     }
     for (uint32_t t = 0; t < n_token; t++)
         _mm_storeu_ps(sum[t], _mm_add_ps(dot_fold_rows(acc.dot[t]), acc.min[t]));

@@ -8,8 +8,8 @@
  * vector of scales.  The scales of four rows are converted and multiplied together: lane b,
  * element r of scale vectors is block b of row r.
  *
- * A unit at the end of a row that has fewer blocks reads its last block again in their place;
- * activations are zero there.  See cpu_dot.h. */
+ * A unit at the end of a row that has fewer blocks reads its last block again in their place, or
+ * zeros; activations are zero there.  See cpu_dot.h. */
 #include <immintrin.h>
 
 #include "backend/cpu/cpu_dot_avx512vnni.h"
@@ -92,24 +92,29 @@ DOT_INLINE __m256i heads_q4_0(const uint8_t *unit0, const uint8_t *unit1, uint32
 }
 
 /* Blocks of Q4_1 are five words: a whole unit comes in two loads and one permutation. */
+DOT_INLINE __m512i load_q4_1_words(const uint8_t *unit, uint32_t first, uint32_t last)
+{
+    const uint32_t n_word = 5 * (last + 1) - first;
+
+    return n_word >= 16
+               ? _mm512_loadu_si512(unit + 4 * first)
+               : _mm512_maskz_loadu_epi32((__mmask16)((1U << n_word) - 1), unit + 4 * first);
+}
+
 DOT_INLINE quants load_q4_1(const uint8_t *unit, uint32_t last)
 {
     const __m512i pick = _mm512_setr_epi32(1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 28, 29, 30, 31);
 
-    if (last + 1 < UNIT_BLOCKS)
-        return split_nibbles(load_lanes(unit, last, sizeof(kvd_block_q4_1), 4));
-    return split_nibbles(
-        _mm512_permutex2var_epi32(_mm512_loadu_si512(unit), pick, _mm512_loadu_si512(unit + 16)));
+    return split_nibbles(_mm512_permutex2var_epi32(load_q4_1_words(unit, 0, last), pick,
+                                                   load_q4_1_words(unit, 4, last)));
 }
 
 DOT_INLINE __m256i heads_q4_1(const uint8_t *unit0, const uint8_t *unit1, uint32_t last)
 {
     const __m512i pick = _mm512_castsi256_si512(_mm256_setr_epi32(0, 16, 5, 21, 10, 26, 15, 31));
 
-    if (last + 1 < UNIT_BLOCKS)
-        return heads_by_word(unit0, unit1, last, sizeof(kvd_block_q4_1));
-    return _mm512_castsi512_si256(
-        _mm512_permutex2var_epi32(_mm512_loadu_si512(unit0), pick, _mm512_loadu_si512(unit1)));
+    return _mm512_castsi512_si256(_mm512_permutex2var_epi32(load_q4_1_words(unit0, 0, last), pick,
+                                                            load_q4_1_words(unit1, 0, last)));
 }
 
 /* Adds the fifth bits, which lie in four bytes at place at of each lane of head. */
@@ -225,7 +230,6 @@ DOT_INLINE void small_tile(const small_kind *k, const cpu_dot_job *job, const do
 {
     const uint32_t n_block    = job->n_col / 32;
     const uint32_t unit_bytes = UNIT_BLOCKS * k->block_bytes;
-    const uint8_t *ahead      = tile->ahead;
     uint64_t       off        = 0;
     uint32_t       u          = 0;
     small_acc      acc;
@@ -236,9 +240,7 @@ DOT_INLINE void small_tile(const small_kind *k, const cpu_dot_job *job, const do
             acc.dot[t][r] = _mm512_setzero_ps();
     }
     for (; u < n_block / UNIT_BLOCKS; u++, off += unit_bytes) {
-        for (uint32_t i = 0; i < CPU_DOT_ROWS * unit_bytes; i += KVD_CACHE_LINE)
-            _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
-        ahead += CPU_DOT_ROWS * unit_bytes;
+        dot_fetch(tile, CPU_DOT_ROWS * off, CPU_DOT_ROWS * unit_bytes);
         small_unit(k, tile, off, UNIT_BLOCKS - 1, u / 2, u % 2, n_token, &acc);
     }
     if (n_block % UNIT_BLOCKS)

@@ -61,7 +61,7 @@ DOT_INLINE void flt_tokens(kvd_dtype type, flt_load load, const cpu_dot_job *job
                            const uint8_t *const *row, uint32_t first, uint32_t token,
                            uint32_t n_token)
 {
-    const uint32_t n_row = job->n_row - first, end = job->n_col - job->n_col % CPU_VEC_W;
+    const uint32_t end = job->n_col - job->n_col % CPU_VEC_W;
     const float   *x[CPU_DOT_TOKENS];
     vf             acc[CPU_DOT_TOKENS][CPU_DOT_ROWS];
     float          sum[CPU_DOT_TOKENS][CPU_DOT_ROWS];
@@ -80,14 +80,15 @@ DOT_INLINE void flt_tokens(kvd_dtype type, flt_load load, const cpu_dot_job *job
         }
     if (end < job->n_col)
         flt_tail(type, type == KVD_DTYPE_F32 ? 4 : 2, job, row, x, n_token, acc);
-    for (uint32_t t = 0; t < n_token; t++)
+    for (uint32_t t = 0; t < n_token; t++) {
         for (uint32_t r = 0; r < CPU_DOT_ROWS; r++) {
             float lane[CPU_VEC_W];
 
             vf_store(lane, vf_group_add(acc[t][r], CPU_VEC_W));
             sum[t][r] = lane[0];
         }
-    cpu_dot_store(job, first, n_row < CPU_DOT_ROWS ? n_row : CPU_DOT_ROWS, token, n_token, sum);
+        cpu_dot_store(job, first, job->n_row - first, token + t, sum[t]);
+    }
 }
 
 /* Four rows of one type meet all tokens. */

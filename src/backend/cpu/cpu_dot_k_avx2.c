@@ -199,23 +199,21 @@ DOT_INLINE void super_row(const super_kind *k, const uint8_t *block, const cpu_x
 DOT_INLINE void super_tile(const super_kind *k, const cpu_dot_job *job, const dot_tile *tile,
                            uint32_t n_token, float (*sum)[CPU_DOT_ROWS])
 {
-    const uint8_t *ahead = tile->ahead;
-    __m256         acc[CPU_DOT_TOKENS][CPU_DOT_ROWS];
+    __m256   acc[CPU_DOT_TOKENS][CPU_DOT_ROWS];
+    uint64_t off = 0;
 
     for (uint32_t t = 0; t < n_token; t++)
         for (uint32_t r = 0; r < CPU_DOT_ROWS; r++)
             acc[t][r] = _mm256_setzero_ps();
-    for (uint32_t g = 0; g < job->n_col / CPU_XGROUP; g++) {
+    for (uint32_t g = 0; g < job->n_col / CPU_XGROUP; g++, off += k->block_bytes) {
         const cpu_xgroup *x[CPU_DOT_TOKENS];
 
         for (uint32_t t = 0; t < n_token; t++)
             x[t] = tile->x[t] + g;
         DOT_UNROLL
         for (uint32_t r = 0; r < CPU_DOT_ROWS; r++) {
-            for (uint32_t i = 0; i < k->block_bytes; i += KVD_CACHE_LINE)
-                _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
-            ahead += k->block_bytes;
-            super_row(k, tile->row[r] + (uint64_t)g * k->block_bytes, x, n_token, r, acc);
+            dot_fetch(tile, CPU_DOT_ROWS * off + r * k->block_bytes, k->block_bytes);
+            super_row(k, tile->row[r] + off, x, n_token, r, acc);
         }
     }
     for (uint32_t t = 0; t < n_token; t++)

@@ -225,9 +225,8 @@ DOT_INLINE __m512 super_x_scales(const super_kind *k, const cpu_xgroup *x)
 DOT_INLINE void super_tile(const super_kind *k, const cpu_dot_job *job, const dot_tile *tile,
                            uint32_t n_token, float (*sum)[CPU_DOT_ROWS])
 {
-    const uint8_t *ahead = tile->ahead;
-    __m512         acc[CPU_DOT_TOKENS][CPU_DOT_ROWS], xd[CPU_DOT_TOKENS];
-    uint64_t       off = 0;
+    __m512   acc[CPU_DOT_TOKENS][CPU_DOT_ROWS], xd[CPU_DOT_TOKENS];
+    uint64_t off = 0;
 
     for (uint32_t t = 0; t < n_token; t++)
         for (uint32_t r = 0; r < CPU_DOT_ROWS; r++)
@@ -239,9 +238,7 @@ DOT_INLINE void super_tile(const super_kind *k, const cpu_dot_job *job, const do
         for (uint32_t r = 0; r < CPU_DOT_ROWS; r++) {
             super_block b;
 
-            for (uint32_t i = 0; i < k->block_bytes; i += KVD_CACHE_LINE)
-                _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
-            ahead += k->block_bytes;
+            dot_fetch(tile, CPU_DOT_ROWS * off + r * k->block_bytes, k->block_bytes);
             k->load(tile->row[r] + off, &b);
             for (uint32_t t = 0; t < n_token; t++)
                 acc[t][r] = super_dot(k, &b, tile->x[t] + g, xd[t], acc[t][r]);

@@ -17,14 +17,14 @@
 #define DOT_UNROLL _Pragma("GCC unroll 8")
 #endif
 
-/* Weights are fetched at least this far ahead of use, by whole tiles. */
-#define DOT_AHEAD_BYTES 2048
+/* Weights are fetched one tile ahead of use, or more where tiles are shorter than this. */
+#define DOT_AHEAD_BYTES 1024
 
 /* Four rows and up to four tokens.  Rows that do not exist repeat the last one. */
 typedef struct dot_tile {
     const uint8_t    *row[CPU_DOT_ROWS];
     const cpu_xgroup *x[CPU_DOT_TOKENS];
-    const uint8_t    *ahead; /* what to prefetch while row[0] .. row[3] are read */
+    const uint8_t    *ahead; /* what to fetch while row[0] .. row[3] are read */
 } dot_tile;
 
 DOT_INLINE int32_t dot_load4(const uint8_t *p)
@@ -41,20 +41,28 @@ DOT_INLINE void dot_tile_rows(const cpu_dot_job *job, uint32_t row, dot_tile *ti
 
     for (uint32_t r = 0; r < CPU_DOT_ROWS; r++)
         tile->row[r] = job->w + (row + r < job->n_row ? row + r : job->n_row - 1) * job->row_bytes;
-    tile->ahead = tile->row[0] + (DOT_AHEAD_BYTES / tile_bytes + 1) * tile_bytes;
+    tile->ahead = tile->row[0] + kvd_div_up(DOT_AHEAD_BYTES, tile_bytes) * tile_bytes;
+}
+
+/* Fetches bytes (a constant) from offset off of the tile ahead on; past the end of the weights this
+ * does nothing. */
+DOT_INLINE void dot_fetch(const dot_tile *tile, uint64_t off, uint32_t bytes)
+{
+    for (uint32_t i = 0; i < bytes; i += KVD_CACHE_LINE)
+        __builtin_prefetch(tile->ahead + off + i, 0, 3);
 }
 
 /* n tokens at a time, n a constant, from number token on. */
-#define DOT_TOKENS(job, row, token, n, tile, fn, kind)                                       \
-    for (; (token) + (n) <= (job)->n_token; (token) += (n)) {                                \
-        float          sum[n][CPU_DOT_ROWS];                                                 \
-        const uint32_t n_row = (job)->n_row - (row);                                         \
-                                                                                             \
-        for (uint32_t i = 0; i < (n); i++)                                                   \
-            (tile)->x[i] =                                                                   \
-                (const cpu_xgroup *)(job)->x + ((uint64_t)(token) + i) * (job)->x_stride;    \
-        fn(kind, job, tile, n, sum);                                                         \
-        cpu_dot_store(job, row, n_row < CPU_DOT_ROWS ? n_row : CPU_DOT_ROWS, token, n, sum); \
+#define DOT_TOKENS(job, row, token, n, tile, fn, kind)                                    \
+    for (; (token) + (n) <= (job)->n_token; (token) += (n)) {                             \
+        float sum[n][CPU_DOT_ROWS];                                                       \
+                                                                                          \
+        for (uint32_t i = 0; i < (n); i++)                                                \
+            (tile)->x[i] =                                                                \
+                (const cpu_xgroup *)(job)->x + ((uint64_t)(token) + i) * (job)->x_stride; \
+        fn(kind, job, tile, n, sum);                                                      \
+        for (uint32_t i = 0; i < (n); i++)                                                \
+            cpu_dot_store(job, row, (job)->n_row - (row), (token) + i, sum[i]);           \
     }
 
 /* Tokens by most (4, or 2 where registers are few), then by twos, then one. */
