@@ -98,11 +98,19 @@ static kvd_status sync_tokens(chat *c, const cli_tokens *t, kvd_err *err)
     return KVD_OK;
 }
 
+static void say(kvd_buf *answer, const char *text, size_t len)
+{
+    kvd_buf_put(answer, text, len);
+    fwrite(text, 1, len, stdout);
+    fflush(stdout);
+}
+
 static kvd_status speak(chat *c, kvd_buf *answer, kvd_err *err)
 {
     const int64_t n_max = kvd_opts_int(c->o, "predict");
     kvd_status    st    = KVD_OK;
     const char   *text;
+    size_t        len;
 
     for (int64_t n = 0; n_max < 0 || n < n_max; n++) {
         const int32_t id = kvd_sampler_sample(c->sm, kvd_logits(c->s, 0));
@@ -110,10 +118,8 @@ static kvd_status speak(chat *c, kvd_buf *answer, kvd_err *err)
 
         if (kvd_token_is_end(c->m, id))
             break;
-        text = kvd_detok_feed(c->detok, id, false);
-        kvd_buf_puts(answer, text);
-        fputs(text, stdout);
-        fflush(stdout);
+        text = kvd_detok_feed(c->detok, id, false, &len);
+        say(answer, text, len);
         if (c->n_held >= c->plan.n_ctx) {
             fprintf(stderr, "\n[the context of %u tokens is full]", c->plan.n_ctx);
             break;
@@ -125,9 +131,8 @@ static kvd_status speak(chat *c, kvd_buf *answer, kvd_err *err)
             break;
         c->held[c->n_held++] = id;
     }
-    text = kvd_detok_flush(c->detok);
-    kvd_buf_puts(answer, text);
-    fputs(text, stdout);
+    text = kvd_detok_flush(c->detok, &len);
+    say(answer, text, len);
     putchar('\n');
     return st;
 }

@@ -125,11 +125,11 @@ static kvd_status open_session(job *j, kvd_err *err)
     return kvd_detok_open(&j->detok, j->m, err);
 }
 
-static void emit(job *j, const char *text)
+static void emit(job *j, const char *text, size_t len)
 {
-    kvd_buf_puts(&j->answer, text);
+    kvd_buf_put(&j->answer, text, len);
     if (!kvd_opts_flag(j->o, "json")) {
-        fputs(text, stdout);
+        fwrite(text, 1, len, stdout);
         fflush(stdout);
     }
 }
@@ -139,6 +139,8 @@ static kvd_status generate(job *j, kvd_err *err)
     const int64_t  n_max   = kvd_opts_int(j->o, "predict");
     const bool     special = kvd_opts_flag(j->o, "special"), on = kvd_opts_flag(j->o, "ignore-eos");
     const uint32_t n_ctx = j->plan.n_ctx;
+    const char    *text;
+    size_t         len;
 
     j->finish = "length";
     for (int64_t n = 0; n_max < 0 || n < n_max; n++) {
@@ -150,14 +152,16 @@ static kvd_status generate(job *j, kvd_err *err)
             break;
         }
         kvd_buf_put(&j->ids, &id, sizeof(id));
-        emit(j, kvd_detok_feed(j->detok, id, special));
+        text = kvd_detok_feed(j->detok, id, special, &len);
+        emit(j, text, len);
         if (kvd_seq_len(j->s, 0) >= n_ctx || n + 1 == n_max)
             break;
         b.n_token = 1;
         b.token   = &id;
         KVD_TRY(kvd_eval(j->s, &b, err));
     }
-    emit(j, kvd_detok_flush(j->detok));
+    text = kvd_detok_flush(j->detok, &len);
+    emit(j, text, len);
     return KVD_OK;
 }
 
@@ -174,12 +178,13 @@ static void print_json(const job *j)
         memcpy(&id, j->ids.data + i * sizeof(id), sizeof(id));
         json_array_append_new(ids, json_integer(id));
     }
-    root = json_pack("{s:s, s:o, s:s, s:I, s:{s:f, s:I, s:f, s:I, s:f}}", "text",
-                     j->answer.data ? j->answer.data : "", "tokens", ids, "finish_reason",
-                     j->finish, "prompt_tokens", (json_int_t)j->prompt.n, "timings", "load_seconds",
-                     j->load_s, "prefill_tokens", (json_int_t)st.n_prefill, "prefill_seconds",
-                     (double)st.prefill_ns * 1e-9, "decode_tokens", (json_int_t)st.n_decode,
-                     "decode_seconds", (double)st.decode_ns * 1e-9);
+    root =
+        json_pack("{s:s%, s:o, s:s, s:I, s:{s:f, s:I, s:f, s:I, s:f}}", "text",
+                  j->answer.data ? j->answer.data : "", j->answer.len, "tokens", ids,
+                  "finish_reason", j->finish, "prompt_tokens", (json_int_t)j->prompt.n, "timings",
+                  "load_seconds", j->load_s, "prefill_tokens", (json_int_t)st.n_prefill,
+                  "prefill_seconds", (double)st.prefill_ns * 1e-9, "decode_tokens",
+                  (json_int_t)st.n_decode, "decode_seconds", (double)st.decode_ns * 1e-9);
     if (root) {
         json_dumpf(root, stdout, JSON_COMPACT);
         fputc('\n', stdout);

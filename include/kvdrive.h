@@ -164,9 +164,11 @@ KVD_API bool        kvd_token_is_special(const kvd_model *m, int32_t token);
 /* Streaming detokenizer: holds back bytes of an unfinished UTF-8 sequence. */
 KVD_API KVD_MUST_USE kvd_status kvd_detok_open(kvd_detok **out, const kvd_model *m, kvd_err *err);
 /* Text made complete by this token, zero-terminated, valid UTF-8 (invalid bytes become U+FFFD);
- * borrowed until the next call.  Special tokens give "" unless show_special. */
-KVD_API const char *kvd_detok_feed(kvd_detok *d, int32_t token, bool show_special);
-KVD_API const char *kvd_detok_flush(kvd_detok *d); /* what was held back; resets */
+ * borrowed until the next call.  *len (NULL: not wanted) is its length: a model may say a zero
+ * byte.  Special tokens give "" unless show_special. */
+KVD_API const char *kvd_detok_feed(kvd_detok *d, int32_t token, bool show_special, size_t *len);
+/* What was held back; resets. */
+KVD_API const char *kvd_detok_flush(kvd_detok *d, size_t *len);
 KVD_API void        kvd_detok_close(kvd_detok *d);
 
 typedef struct kvd_chat_request {

@@ -208,14 +208,22 @@ kvd_status kvd_detok_open(kvd_detok **out, const kvd_model *m, kvd_err *err)
     return tok_stream_open((tok_stream **)out, m->tok, err);
 }
 
-const char *kvd_detok_feed(kvd_detok *d, int32_t token, bool show_special)
+const char *kvd_detok_feed(kvd_detok *d, int32_t token, bool show_special, size_t *len)
 {
-    return tok_stream_feed((tok_stream *)d, token, show_special);
+    const char *text = tok_stream_feed((tok_stream *)d, token, show_special);
+
+    if (len)
+        *len = tok_stream_len((tok_stream *)d);
+    return text;
 }
 
-const char *kvd_detok_flush(kvd_detok *d)
+const char *kvd_detok_flush(kvd_detok *d, size_t *len)
 {
-    return tok_stream_flush((tok_stream *)d);
+    const char *text = tok_stream_flush((tok_stream *)d);
+
+    if (len)
+        *len = tok_stream_len((tok_stream *)d);
+    return text;
 }
 
 void kvd_detok_close(kvd_detok *d)

@@ -120,7 +120,7 @@ static kvd_status read_vocab(const gguf_file *g, tok_vocab *v, vocab_tables *t, 
     KVD_TRY(read_id(g, "tokenizer.ggml.eos_token_id", v->n_token, &v->eos, err));
     KVD_TRY(read_id(g, "tokenizer.ggml.eot_token_id", v->n_token, &v->eot, err));
     KVD_TRY(read_id(g, "tokenizer.ggml.unknown_token_id", v->n_token, &v->unk, err));
-    v->add_bos          = v->model == TOK_SPM;
+    v->add_bos          = tok_default_add_bos(v->model, v->pre);
     v->add_space_prefix = v->model == TOK_SPM;
     KVD_TRY(gguf_get_bool(g, "tokenizer.ggml.add_bos_token", false, &v->add_bos, err));
     KVD_TRY(gguf_get_bool(g, "tokenizer.ggml.add_eos_token", false, &v->add_eos, err));

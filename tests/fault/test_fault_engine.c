@@ -61,7 +61,7 @@ static kvd_status whole_way(const char *path, const char *backend, kvd_err *err)
         id[0]     = kvd_sampler_sample(sm, kvd_logits(s, 0));
         b.n_token = 1;
         b.token   = id;
-        (void)kvd_detok_feed(d, id[0], true);
+        (void)kvd_detok_feed(d, id[0], true, NULL);
         st = kvd_eval(s, &b, err);
     }
     kvd_free(out);
