@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What a run really holds is within 3 % + 32 MiB of its plan, at a short and at the full context of
+# the real model.  usage: test_memory.sh KVDRIVE MODEL   (exit 77: no model)
+set -euo pipefail
+kvdrive=$1 model=${2:-}
+[ -f "$model" ] || exit 77
+for ctx in 256 8192; do
+    planned=$("$kvdrive" plan -m "$model" -c "$ctx" --json | python3 -c 'import json,sys; print(json.load(sys.stdin)["total_bytes"])')
+    python3 - "$kvdrive" "$model" "$ctx" "$planned" <<'PY'
+import os, subprocess, sys
+kvdrive, model, ctx, planned = sys.argv[1:3] + [int(x) for x in sys.argv[3:5]]
+p = subprocess.Popen([kvdrive, "bench", "-m", model, "-p", "0", "-n", "16", "-d", str(ctx - 16), "-r", "1"],
+                     stdout=subprocess.DEVNULL)
+_, status, used = os.wait4(p.pid, 0)
+peak = used.ru_maxrss * 1024
+limit = planned * 1.03 + (32 << 20)
+print(f"context {ctx}: planned {planned / 2**20:.1f} MiB, peak resident {peak / 2**20:.1f} MiB")
+sys.exit(0 if status == 0 and planned * 0.97 - (32 << 20) <= peak <= limit else 1)
+PY
+done
