@@ -12,6 +12,7 @@ dialogs.jsonl {"dialogs": ...}, then per template {"file", "bos", "eos"} and its
               telling for each <, | and > whether the template wrote it or it came in as data
 refused.jsonl templates that must be refused when opened."""
 import argparse
+import functools
 import json
 import os
 import sys
@@ -56,9 +57,14 @@ def make_env():
 ENV = make_env()
 
 
+@functools.lru_cache(maxsize=4)
+def compiled(text):
+    return ENV.from_string(text)
+
+
 def render(text, variables):
     try:
-        return {"out": ENV.from_string(text).render(**variables)}
+        return {"out": compiled(text).render(**variables)}
     except Exception as e:  # whatever a template can raise
         return {"err": f"{type(e).__name__}: {e}"}
 
@@ -164,7 +170,7 @@ TEMPLATES = [
     # other blocks
     "{% filter upper %}abc{{ s }}{% endfilter %}", "{% filter trim|upper %}  abc {% endfilter %}", "{% filter replace('a','b') %}aaa{% endfilter %}", "{% with a = 1, b = 2 %}{{ a }}{{ b }}{% endwith %}{{ a is defined }}", "{% with %}{% set q = 1 %}{{ q }}{% endwith %}{{ q is defined }}", "{% generation %}a{{ n }}{% endgeneration %}b", "{% for x in l %}{% generation %}{{ x }}\n{% endgeneration %}{% endfor %}",
     "{% generation %}{% set q = 1 %}{% endgeneration %}{{ q is defined }}", "{{ raise_exception('a\nb') }}", "{% set j = joiner(', ') %}{% for x in l %}{{ j() }}{{ x }}{% endfor %}", "{% set j = joiner() %}{{ j() }}a{{ j() }}b", "{% set g = l|select('odd') %}{{ g|list }}{{ g|list }}", "{% set g = m|map(attribute='n') %}{{ g|first }}{{ g|list }}",
-    "{% set x = m|selectattr('role','equalto','user') %}{% if x %}t{% endif %}{% for y in x %}{{ y.n }}{% endfor %}", "{{ s, n }}", "{{ 1, }}", "{{ html|e }}{{ html|safe }}", "{{ d.pop('b') }}", "{{ undefined_x() }}",
+    "{% set x = m|selectattr('role','equalto','user') %}{% if x %}t{% endif %}{% for y in x %}{{ y.n }}{% endfor %}", "{{ s, n }}", "{{ 1, }}", "{{ html|e }}{{ html|safe }}", "{{ d.pop('b') }}", "{{ l.append(1) }}", "{% if no %}{{ l.append(1) }}{% endif %}x", "{{ undefined_x() }}",
     "{{ m[0]['content'] + '<|im_end|>' }}", "{%- for m_ in m -%}{{ '<|' + m_.role + '|>' + m_['content'] }}{%- endfor -%}", "{% set c = m[0].content %}{% if c is string %}{{ c }}{% else %}{% for p in c %}{{ p.text }}{% endfor %}{% endif %}",
     "{{ '' if not s else s[:3] }}{{ '...' if s|length > 3 }}", "{{- 'x' -}}\n{{- 'y' -}}", "{{ [1,2]|join(', ') }}{{ (not yes)|string }}", "{% if 'a' in d and d.a is not none %}{{ d.a[0] }}{% endif %}", "{% if messages is not defined %}none{% endif %}", "{% set x = 1 %}{% set x = x + 1 %}{{ x }}", "{{ n if n is defined and n is not none else 'd' }}",
 ]
@@ -173,7 +179,7 @@ TEMPLATES = [
 REFUSED = [
     "{% include 'x' %}", "{% extends 'x' %}", "{% block a %}{% endblock %}", "{% import 'x' as y %}", "{% autoescape true %}{% endautoescape %}",
     "{{ x|wordwrap }}", "{{ x|urlize }}", "{{ x is weird }}", "{{ x.format(1) }}", "{{ x.encode() }}", "{{ cycler(1) }}", "{{ lipsum() }}", "{{ nofunc(1) }}",
-    "{{ x.append(1) }}", "{{ x|map('nofilter')|list }}", "{{ x|selectattr('a','notest')|list }}", "{{ f(*x) }}{% macro f() %}{% endmacro %}", "{% for x in y recursive %}{% endfor %}",
+    "{{ x|map('nofilter')|list }}", "{{ x|selectattr('a','notest')|list }}", "{{ f(*x) }}{% macro f() %}{% endmacro %}", "{% for x in y recursive %}{% endfor %}",
     "{{ x|tojson(nope=1) }}", "{{ x['a']() }}", "{{ '%s' % x }}", "{% macro f() %}{{ varargs }}{% endmacro %}", "{% do x %}", "{{ x|trim(1,2) }}", "{{ x is divisibleby }}",
     "{{ 99999999999999999999 }}", "{% set ns._x = 1 %}", "{{ x|random }}", "{% unknown %}", "{{ x[1,2] }}", "{{ x.__init__() }}",
 ]

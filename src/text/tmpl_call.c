@@ -53,6 +53,19 @@ const tmpl_builtin *tmpl_find_method(tmpl_kind kind, const char *name, size_t le
     }
 }
 
+bool tmpl_method_mutates(const char *name, size_t len)
+{
+    static const char *const word[] = { "append",     "clear",   "extend", "insert",
+                                        "pop",        "popitem", "remove", "reverse",
+                                        "setdefault", "sort",    "update" };
+
+    for (size_t i = 0; i < KVD_COUNTOF(word); i++) {
+        if (strlen(word[i]) == len && memcmp(word[i], name, len) == 0)
+            return true;
+    }
+    return false;
+}
+
 bool tmpl_method_runs(const char *name, size_t len)
 {
     static const tmpl_kind kind[] = { TV_STR, TV_LIST, TV_DICT, TV_LOOP };

@@ -207,7 +207,11 @@ static tmpl_val eval_call(tmpl_run *r, const tmpl_node *n)
     if (!val)
         return tmpl_undef(NULL);
     r->line = n->line;
-    return call_value(r, n, &callee, val);
+    if (n->a->kind == TN_ATTR && callee.kind == TV_UNDEF &&
+        tmpl_method_mutates(n->a->name->data, n->a->name->len))
+        tmpl_fail(r, KVD_E_INVAL, "'.%.*s()' changes a value, which the sandbox forbids",
+                  (int)n->a->name->len, n->a->name->data);
+    return r->st == KVD_OK ? call_value(r, n, &callee, val) : tmpl_undef(NULL);
 }
 
 /* ---- filters and tests ----------------------------------------------------------- */

@@ -232,7 +232,8 @@ static tmpl_node *parse_call(tmpl_parser *p, tmpl_node *callee)
     if (!n)
         return NULL;
     if (callee->kind == TN_ATTR) {
-        if (!tmpl_method_runs(callee->name->data, callee->name->len)) {
+        if (!tmpl_method_runs(callee->name->data, callee->name->len) &&
+            !tmpl_method_mutates(callee->name->data, callee->name->len)) {
             tmpl_parse_fail(p, KVD_E_UNSUPPORTED, n->line, "method '.%.*s()'",
                             (int)kvd_min_u64(callee->name->len, 60), callee->name->data);
             return NULL;

@@ -282,7 +282,9 @@ const tmpl_builtin *tmpl_find_test(const char *name, size_t len);
 const tmpl_builtin *tmpl_find_global(const char *name, size_t len);
 /* A method of values of this kind that Python has and the sandbox lets through; or NULL. */
 const tmpl_builtin *tmpl_find_method(tmpl_kind kind, const char *name, size_t len);
-bool                tmpl_method_runs(const char *name, size_t len); /* for any kind */
+/* A method that changes its object: Jinja lets a template with it run until it is reached. */
+bool tmpl_method_mutates(const char *name, size_t len);
+bool tmpl_method_runs(const char *name, size_t len); /* for any kind */
 /* Why these arguments cannot be bound, as a text to be continued by arg; NULL: they can. */
 const char *tmpl_args_check(const tmpl_builtin *b, size_t n_pos, const tmpl_str *const *kw,
                             size_t n_kw, const tmpl_str **arg);
