@@ -2,52 +2,126 @@
 /* cpu_quant_avx512vnni.c - activations to int8 groups.  See cpu_dot.h.
  *
  * Blocks of 32 with scale absmax / 127, rounded to nearest.  A block whose absmax is below TINY
- * becomes zero, so that no reciprocal overflows. */
+ * becomes zero, so that no reciprocal overflows; one with a NaN gets the scale NaN. */
 #include <immintrin.h>
 
 #include "backend/cpu/cpu_dot_avx512vnni.h"
 
 #define TINY 1e-30F
 
-/* Largest absolute value, or NaN: as integers, whose order is that of magnitudes. */
-DOT_INLINE float max_magnitude(__m512 x0, __m512 x1)
+/* The largest lane of each of eight vectors. */
+DOT_INLINE __m256i max_of_each(const __m256i v[8])
 {
-    const __m512i a = _mm512_castps_si512(_mm512_abs_ps(x0));
-    const __m512i b = _mm512_castps_si512(_mm512_abs_ps(x1));
+    __m256i a[4], b[2];
 
-    return _mm_cvtss_f32(
-        _mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_max_epi32(a, b)))));
+    for (int i = 0; i < 4; i++)
+        a[i] = _mm256_max_epi32(_mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
+                                _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 2; i++)
+        b[i] = _mm256_max_epi32(_mm256_unpacklo_epi64(a[2 * i], a[2 * i + 1]),
+                                _mm256_unpackhi_epi64(a[2 * i], a[2 * i + 1]));
+    return _mm256_max_epi32(_mm256_permute2x128_si256(b[0], b[1], 0x20),
+                            _mm256_permute2x128_si256(b[0], b[1], 0x31));
 }
 
-DOT_INLINE void quantize_block(const float *x, cpu_xgroup *g, uint32_t b)
+/* Absmax of eight blocks: as integers, whose order is that of magnitudes, with NaN above all. */
+DOT_INLINE __m256 block_maxima(const float *x)
 {
-    const __m512  x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
-    const float   amax = max_magnitude(x0, x1);
-    const __m512  inv  = _mm512_set1_ps(amax <= TINY ? 0.0F : 127.0F / amax);
-    const __m512i low  = _mm512_set1_epi32(-127); /* what NaN becomes, times d = NaN */
-    const __m512i i0   = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x0, inv)), low);
-    const __m512i i1   = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(x1, inv)), low);
-    const __m128i q0 = _mm512_cvtepi32_epi8(i0), q1 = _mm512_cvtepi32_epi8(i1);
-    const int     s0 = _mm512_reduce_add_epi32(i0), s1 = _mm512_reduce_add_epi32(i1);
-    int8_t       *split = g->split + 128 * (b / 4) + 16 * (b % 4);
-    const float   d     = amax <= TINY ? 0.0F : amax / 127.0F;
+    __m256i m[8];
 
-    _mm_store_si128((__m128i *)(void *)(g->q + 32 * b), q0);
-    _mm_store_si128((__m128i *)(void *)(g->q + 32 * b + 16), q1);
-    _mm_store_si128((__m128i *)(void *)split, q0);
-    _mm_store_si128((__m128i *)(void *)(split + 64), q1);
-    g->d[b]            = d;
-    g->half[2 * b]     = d * (float)s0;
-    g->half[2 * b + 1] = d * (float)s1;
-    g->sum[b]          = d * (float)(s0 + s1);
+    for (int b = 0; b < 8; b++) {
+        const __m512i v =
+            _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(_mm512_loadu_ps(x + 32 * b))),
+                             _mm512_castps_si512(_mm512_abs_ps(_mm512_loadu_ps(x + 32 * b + 16))));
+
+        m[b] = _mm256_max_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+    }
+    return _mm256_castsi256_ps(max_of_each(m));
+}
+
+DOT_INLINE __m512i round_16(const float *x, __m512 inv)
+{
+    const __m512i low = _mm512_set1_epi32(-127); /* what NaN becomes */
+
+    return _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), inv)), low);
+}
+
+/* 16 elements of each of four blocks to bytes: one lane per block. */
+DOT_INLINE __m512i round_lanes(const float *x, const __m512 inv[4])
+{
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i p0    = _mm512_packs_epi32(round_16(x, inv[0]), round_16(x + 32, inv[1]));
+    const __m512i p1    = _mm512_packs_epi32(round_16(x + 64, inv[2]), round_16(x + 96, inv[3]));
+
+    return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(p0, p1));
+}
+
+/* Blocks 4 * part .. 4 * part + 3: both orders of quants; sums of four of them at a time. */
+DOT_INLINE void quantize_part(const float *x, __m256 inv8, int part, cpu_xgroup *g, __m512i sum[2])
+{
+    const __m512i ones = _mm512_set1_epi8(1);
+    const __m512i even = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i odd  = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    __m512        inv[4];
+    __m512i       lo, hi;
+
+    for (int b = 0; b < 4; b++)
+        inv[b] =
+            _mm512_permutexvar_ps(_mm512_set1_epi32(4 * part + b), _mm512_castps256_ps512(inv8));
+    lo = round_lanes(x, inv);
+    hi = round_lanes(x + 16, inv);
+    _mm512_store_si512(g->split + 128 * part, lo);
+    _mm512_store_si512(g->split + 128 * part + 64, hi);
+    _mm512_store_si512(g->q + 128 * part, _mm512_permutex2var_epi64(lo, even, hi));
+    _mm512_store_si512(g->q + 128 * part + 64, _mm512_permutex2var_epi64(lo, odd, hi));
+    sum[0] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, lo);
+    sum[1] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, hi);
+}
+
+/* From the sums of four vectors, a lane per block: the sums of 16 elements, in order. */
+DOT_INLINE __m512i half_sums(const __m512i s[4])
+{
+    const __m512i order = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m512i a =
+        _mm512_add_epi32(_mm512_unpacklo_epi32(s[0], s[1]), _mm512_unpackhi_epi32(s[0], s[1]));
+    const __m512i b =
+        _mm512_add_epi32(_mm512_unpacklo_epi32(s[2], s[3]), _mm512_unpackhi_epi32(s[2], s[3]));
+
+    return _mm512_permutexvar_epi32(order, _mm512_add_epi32(_mm512_unpacklo_epi64(a, b),
+                                                            _mm512_unpackhi_epi64(a, b)));
+}
+
+static void quantize_group(const float *x, cpu_xgroup *g)
+{
+    const __m512i  twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    const __m512i  evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+    const __m256   amax = block_maxima(x), top = _mm256_set1_ps(127.0F);
+    const __mmask8 zero = _mm256_cmp_ps_mask(amax, _mm256_set1_ps(TINY), _CMP_LE_OQ);
+    const __m256   d    = _mm256_maskz_div_ps((__mmask8)~zero, amax, top);
+    const __m256   inv  = _mm256_maskz_div_ps((__mmask8)~zero, top, amax);
+    __m512i        sum[4], half, both;
+
+    quantize_part(x, inv, 0, g, sum);
+    quantize_part(x + 128, inv, 1, g, sum + 2);
+    half = half_sums(sum);
+    both = _mm512_add_epi32(half, _mm512_shuffle_epi32(half, 0xb1));
+    both = _mm512_permutexvar_epi32(evens, both);
+    _mm256_store_ps(g->d, d);
+    _mm256_store_ps(g->sum, _mm256_mul_ps(d, _mm256_cvtepi32_ps(_mm512_castsi512_si256(both))));
+    _mm512_store_ps(g->half, _mm512_mul_ps(_mm512_permutexvar_ps(twice, _mm512_castps256_ps512(d)),
+                                           _mm512_cvtepi32_ps(half)));
 }
 
 void cpu_quantize_avx512vnni(const float *x, uint32_t n_col, cpu_xgroup *out)
 {
-    const uint32_t n_block = n_col / 32;
+    const uint32_t rest = n_col % CPU_XGROUP;
 
-    if (n_block % 8)
-        memset(out + n_block / 8, 0, sizeof(*out));
-    for (uint32_t b = 0; b < n_block; b++)
-        quantize_block(x + (uint64_t)32 * b, out + b / 8, b % 8);
+    for (uint32_t i = 0; i < n_col / CPU_XGROUP; i++)
+        quantize_group(x + (uint64_t)CPU_XGROUP * i, out + i);
+    if (rest) {
+        float last[CPU_XGROUP] = { 0 };
+
+        memcpy(last, x + (n_col - rest), rest * sizeof(float));
+        quantize_group(last, out + n_col / CPU_XGROUP);
+    }
 }
