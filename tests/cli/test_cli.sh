@@ -31,7 +31,8 @@ expect "wrong command" 2 "did you mean 'perplexity'" "$kvd" perplexiti
 expect "wrong option" 2 "did you mean 'threads'" "$kvd" run --thread 2
 expect "option of another command" 2 'does not belong' "$kvd" doctor -c 4
 expect "bad number" 2 'whole number' "$kvd" run -c many
-expect "print-config" 0 'ctx-size .*= 77 .*# environment' env KVDRIVE_CTX_SIZE=77 "$kvd" run --print-config
+expect "print-config" 0 'ctx-size .*= 77 .*# environment' env KVDRIVE_CTX_SIZE=77 \
+    "$kvd" run --print-config
 expect "no model" 2 'no model given' "$kvd" run -p x
 expect "no such file" 1 'No such file' "$kvd" run -m "$tmp/none.gguf" --raw -p x
 expect "no prompt" 2 'no prompt' "$kvd" run -m $tiny/llama.gguf --raw
@@ -39,13 +40,16 @@ expect "no template" 2 'use --raw' "$kvd" run -m $tiny/llama.gguf -p x
 expect "context too long" 2 '129.*128' "$kvd" run -m $tiny/llama.gguf --raw -p x -c 129
 expect "prompt too long" 4 'has 200 tokens, the context 128' "$kvd" run -m $tiny/llama.gguf --raw \
     -p "$(printf 'a.%.0s' {1..100})"
-expect "unequal cache types" 2 'different types' "$kvd" run -m $tiny/llama.gguf --raw -p x -ctk f32 -ctv bf16
+expect "unequal cache types" 2 'different types' \
+    "$kvd" run -m $tiny/llama.gguf --raw -p x -ctk f32 -ctv bf16
 expect "bad bias" 2 'ID\+B' "$kvd" run -m $tiny/llama.gguf --raw -p x -l 5
-expect "greedy repeats" 0 '"finish_reason":"length".*"prompt_tokens":4' "$kvd" run -m $tiny/llama.gguf \
+expect "greedy repeats" 0 '"finish_reason":"length".*"prompt_tokens":4' \
+    "$kvd" run -m $tiny/llama.gguf \
     --raw -p hello -n 8 --temp 0 --json
 expect "no GPU" 0 'no GPU backend' "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 -ngl 99
 expect "bench" 0 'pp16 .*\|' "$kvd" bench -m $tiny/qwen2.gguf -p 16 -n 4 -r 2
-expect "bench at depth, parallel" 0 '^qwen2,.*,0,4,8,3,' "$kvd" bench -m $tiny/qwen2.gguf -p 0 -n 4 -d 8 \
+expect "bench at depth, parallel" 0 '^qwen2,.*,0,4,8,3,' \
+    "$kvd" bench -m $tiny/qwen2.gguf -p 0 -n 4 -d 8 \
     -np 3 -r 2 -o csv
 expect "bench list" 2 'expected numbers' "$kvd" bench -m $tiny/qwen2.gguf -p 1,x
 expect "tokenize" 0 '104 +"h"' "$kvd" tokenize -m $tiny/llama.gguf -p h
@@ -67,29 +71,34 @@ import sys
 b = open(sys.argv[1], "rb").read()
 open(sys.argv[2] + "/arch.gguf", "wb").write(b.replace(b"llama", b"blama"))
 open(sys.argv[2] + "/pre.gguf", "wb").write(b.replace(b"gpt-2", b"gpt-9"))
-open(sys.argv[2] + "/tensor.gguf", "wb").write(b.replace(b"blk.0.attn_q.weight", b"blk.0.attn_z.weight"))
+renamed = b.replace(b"blk.0.attn_q.weight", b"blk.0.attn_z.weight")
+open(sys.argv[2] + "/tensor.gguf", "wb").write(renamed)
 PY
 expect "unknown architecture" 3 "architecture 'blama'" "$kvd" run -m "$tmp/arch.gguf" --raw -p x
 expect "unknown pre-tokenizer" 3 'gpt-9' "$kvd" run -m "$tmp/pre.gguf" --raw -p x
 expect "wrong tensor" 3 'attn_[qz].weight' "$kvd" run -m "$tmp/tensor.gguf" --raw -p x
-expect "wrong architecture can be inspected" 0 'cannot run it: .*blama' "$kvd" inspect "$tmp/arch.gguf"
+expect "wrong architecture can be inspected" 0 'cannot run it: .*blama' \
+    "$kvd" inspect "$tmp/arch.gguf"
 
 printf '{%% for m in messages %%}[{{ m.role }}]{{ m.content }}{%% endfor %%}' >"$tmp/ok.jinja"
-expect "template by flag" 0 '"prompt_tokens":' "$kvd" run -m $tiny/llama.gguf --chat-template "$tmp/ok.jinja" \
+expect "template by flag" 0 '"prompt_tokens":' \
+    "$kvd" run -m $tiny/llama.gguf --chat-template "$tmp/ok.jinja" \
     -p hi -n 2 --json
 printf '{{ messages | frobnicate }}' >"$tmp/bad.jinja"
 expect "template refused by name" 3 'frobnicate.*--chat-template' "$kvd" run -m $tiny/llama.gguf \
     --chat-template "$tmp/bad.jinja" -p hi
 
 printf 'some text to score, long enough to fill a window or two\n%.0s' {1..20} >"$tmp/text"
-expect "perplexity" 0 'perplexity [0-9.]+ \+/- [0-9.]+ over 496' "$kvd" perplexity -m $tiny/llama.gguf \
+expect "perplexity" 0 'perplexity [0-9.]+ \+/- [0-9.]+ over 496' \
+    "$kvd" perplexity -m $tiny/llama.gguf \
     "$tmp/text" -c 64 --chunks 16
 "$kvd" perplexity -m $tiny/llama.gguf "$tmp/text" -c 64 --chunks 2 --logits-out "$tmp/logits" >/dev/null
 [ "$(stat -c %s "$tmp/logits")" = $((2 * 31 * 264 * 4)) ] || {
     echo "FAILED: logits-out has $(stat -c %s "$tmp/logits") bytes"
     failed=$((failed + 1))
 }
-expect "full output device" 1 'writing to standard output failed' bash -c "'$kvd' inspect $tiny/llama.gguf >/dev/full"
+expect "full output device" 1 'writing to standard output failed' bash \
+    -c "'$kvd' inspect $tiny/llama.gguf >/dev/full"
 
 out=$(printf 'hello\n/undo\n/nosuch\n/stats\n/quit\nnever\n' |
     timeout 60 "$kvd" chat -m $tiny/llama.gguf --chat-template "$tmp/ok.jinja" -n 3 --temp 0 2>&1)

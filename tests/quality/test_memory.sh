@@ -6,12 +6,13 @@ set -euo pipefail
 kvdrive=$1 model=${2:-}
 [ -f "$model" ] || exit 77
 for ctx in 256 8192; do
-    planned=$("$kvdrive" plan -m "$model" -c "$ctx" --json | python3 -c 'import json,sys; print(json.load(sys.stdin)["total_bytes"])')
-    python3 - "$kvdrive" "$model" "$ctx" "$planned" <<'PY'
-import os, subprocess, sys
-kvdrive, model, ctx, planned = sys.argv[1:3] + [int(x) for x in sys.argv[3:5]]
-p = subprocess.Popen([kvdrive, "bench", "-m", model, "-p", "0", "-n", "16", "-d", str(ctx - 16), "-r", "1"],
-                     stdout=subprocess.DEVNULL)
+    python3 - "$kvdrive" "$model" "$ctx" <<'PY'
+import json, os, subprocess, sys
+kvdrive, model, ctx = sys.argv[1], sys.argv[2], int(sys.argv[3])
+plan = [kvdrive, "plan", "-m", model, "-c", str(ctx), "--json"]
+planned = json.loads(subprocess.run(plan, check=True, capture_output=True).stdout)["total_bytes"]
+bench = [kvdrive, "bench", "-m", model, "-p", "0", "-n", "16", "-d", str(ctx - 16), "-r", "1"]
+p = subprocess.Popen(bench, stdout=subprocess.DEVNULL)
 _, status, used = os.wait4(p.pid, 0)
 peak = used.ru_maxrss * 1024
 limit = planned * 1.03 + (32 << 20)
