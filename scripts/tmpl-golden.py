@@ -132,7 +132,7 @@ s|upper|lower|title | s|replace("<b>","")|trim|length | (s ~ u)|length | s.upper
 """ + r"""
 "a\x00b"|tojson | "\x1f"|tojson | "\u2028"|tojson | "\u00ad" ~ "" | ["\u00ad\u00a0\u0378"] | ['a"b'] | ["a'b"] | ["a'\"b"] | ["\U0001F600é"] | ["\n\t\r\\"]
 l|join(", ") if l else "none" | [1,2,3,]|length | (1,)|length | {"a":1,}|length | range(3)|map("string")|list | "x".join(["a"]) | "".join(ls) | s|string is string
-"abc" > "abd" | [1] < [1,2] | (1,2) == (1,2) | [1] == (1,) | {} == {} | none < 1 | 1 <= 1.0 | true == 1 | 0.1 + 0.2 | 1e308 * 10 | 3 * 1.1 | 100 * 1.1 | 7.0 | 7.10 | 1e5 | 12345678901234567890.0
+"<" < ">" | ">" > "<" | "<&>"|max | "<&>"|min | "a" is lt "c" | ["c","a"]|sort | nil|map("string")|reverse | n[1:] | d[:1] | yes[::2] | "abc" > "abd" | [1] < [1,2] | (1,2) == (1,2) | [1] == (1,) | {} == {} | none < 1 | 1 <= 1.0 | true == 1 | 0.1 + 0.2 | 1e308 * 10 | 3 * 1.1 | 100 * 1.1 | 7.0 | 7.10 | 1e5 | 12345678901234567890.0
 """ 
 
 TEMPLATES = [

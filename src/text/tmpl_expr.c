@@ -328,12 +328,15 @@ static tmpl_node *parse_postfix(tmpl_parser *p, tmpl_node *n)
 /* A filter's or test's arguments must suit it, and names given to map() and its like exist. */
 static void check_args(tmpl_parser *p, const tmpl_node *n, const char *what)
 {
-    const tmpl_str *bad     = NULL;
-    const char     *why     = tmpl_args_check(n->fn, n->n_pos, n->kw, n->n - n->n_pos, &bad);
+    const tmpl_str *bad = NULL;
+    const char     *why;
     const bool      by_attr = n->kind == TN_FILTER && strstr(n->fn->name, "attr") != NULL;
     const uint32_t  at      = by_attr ? 1 : 0;
     const tmpl_str *name;
 
+    if (p->st != KVD_OK) /* the arguments are incomplete */
+        return;
+    why = tmpl_args_check(n->fn, n->n_pos, n->kw, n->n - n->n_pos, &bad);
     if (why) {
         tmpl_parse_fail(p, KVD_E_UNSUPPORTED, n->line, "%s '%s' with %s%s%.*s", what, n->fn->name,
                         why, bad ? " " : "", bad ? (int)kvd_min_u64(bad->len, 60) : 0,

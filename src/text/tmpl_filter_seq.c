@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tmpl_filter_seq.c - filters over sequences: ends, order, choice, mapping. */
+/* tmpl_filter_seq.c - filters over sequences: ends, order, choice, mapping.
+ *
+ * What Jinja makes a generator is worked out at once here, so that an error in it shows even if
+ * the template never looks at the result. */
 #include <string.h>
 
 #include "text/tmpl_builtin.h"
@@ -179,7 +182,6 @@ static tmpl_val f_reverse(tmpl_run *r, const tmpl_args *a)
     const tmpl_val  bound[3] = { tmpl_none(), tmpl_none(), tmpl_int(-1) };
     const tmpl_seq *items;
     tmpl_seq       *out;
-    tmpl_val        v;
 
     if (a->self.kind == TV_STR)
         return tmpl_slice(r, &a->self, bound);
@@ -187,8 +189,9 @@ static tmpl_val f_reverse(tmpl_run *r, const tmpl_args *a)
     out   = items ? tmpl_seq_new(r, items->n) : NULL;
     for (size_t i = 0; out && i < items->n; i++)
         out->item[i] = items->item[items->n - 1 - i];
-    v = tmpl_gen_new(r, out);
-    return v;
+    if (a->self.kind == TV_GEN) /* cannot be walked backwards: Jinja makes a list of it */
+        return tmpl_of_seq(TV_LIST, out);
+    return tmpl_gen_new(r, out);
 }
 
 /* ---- ends, joins ----------------------------------------------------------------- */

@@ -309,7 +309,9 @@ static int str_order(const tmpl_str *a, const tmpl_str *b)
 {
     const int c = memcmp(a->data, b->data, kvd_min_u64(a->len, b->len));
 
-    return c ? c : a->len < b->len ? -1 : a->len > b->len; /* UTF-8 sorts as its code points */
+    if (c) /* UTF-8 sorts as its code points */
+        return c < 0 ? -1 : 1;
+    return a->len < b->len ? -1 : a->len > b->len;
 }
 
 static int order_inside(tmpl_run *r, const tmpl_val *a, const tmpl_val *b)
@@ -631,8 +633,10 @@ tmpl_val tmpl_slice(tmpl_run *r, const tmpl_val *obj, const tmpl_val bound[3])
 
     if (obj->kind == TV_UNDEF)
         fail_undefined(r, obj);
-    if (obj->kind != TV_STR && !(obj->kind >= TV_LIST && obj->kind <= TV_RANGE))
-        return tmpl_undef(NULL); /* as Jinja: a failed subscript is undefined */
+    else if (obj->kind != TV_STR && !(obj->kind >= TV_LIST && obj->kind <= TV_RANGE))
+        tmpl_fail(r, KVD_E_INVAL, "'%s' object cannot be sliced", tmpl_type_name(obj));
+    if (r->st != KVD_OK)
+        return tmpl_undef(NULL);
     if (!slice_bounds(r, bound, tmpl_length(r, obj), b))
         return tmpl_undef(NULL);
     if (obj->kind == TV_STR)

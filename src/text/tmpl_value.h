@@ -239,10 +239,11 @@ tmpl_val tmpl_sb_take(tmpl_sb *sb);
 const char *tmpl_type_name(const tmpl_val *v); /* Python's */
 bool        tmpl_truth(const tmpl_val *v);
 bool        tmpl_equal(tmpl_run *r, const tmpl_val *a, const tmpl_val *b);
-int         tmpl_order(tmpl_run *r, const tmpl_val *a, const tmpl_val *b); /* < 0, 0, > 0 */
-bool        tmpl_contains(tmpl_run *r, const tmpl_val *container, const tmpl_val *v);
-int64_t     tmpl_length(tmpl_run *r, const tmpl_val *v);
-bool        tmpl_is_iterable(const tmpl_val *v);
+/* -1, 0, 1; 2: unordered (NaN). */
+int     tmpl_order(tmpl_run *r, const tmpl_val *a, const tmpl_val *b);
+bool    tmpl_contains(tmpl_run *r, const tmpl_val *container, const tmpl_val *v);
+int64_t tmpl_length(tmpl_run *r, const tmpl_val *v);
+bool    tmpl_is_iterable(const tmpl_val *v);
 /* Items in order (characters, keys); uses a generator up.  NULL: not iterable or failed. */
 tmpl_seq *tmpl_iterate(tmpl_run *r, const tmpl_val *v);
 /* obj.name and obj[key] as Jinja resolves them. */

@@ -131,6 +131,14 @@ static void *open_deep(void *arg)
     };
     static const size_t depth[] = { 100, 190, 250, 3000 };
 
+    for (size_t i = 0; i < KVD_COUNTOF(hostile); i++) {
+        kvd_buf out = { 0 };
+        size_t  n;
+
+        if (!strstr(hostile[i], "range(100000)"))
+            render(hostile[i], "[]", NULL, &out, NULL, &n, NULL);
+        kvd_buf_free(&out);
+    }
     for (size_t i = 0; i < KVD_COUNTOF(part); i++) {
         for (size_t k = 0; k < KVD_COUNTOF(depth); k++) {
             char   *inner = nested(part[i][0], part[i][1], part[i][2], depth[k]);
