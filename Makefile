@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-demo: ## install what is missing, build, fetch a small model, answer a question about a long text
+demo: ## install what is missing, build, fetch a small model, ask it about a long text
 	@scripts/demo
 
 build: ## build/release
@@ -26,6 +26,9 @@ tidy: ## lengths, include law, banned calls, leftovers
 fmt: ## format C sources in place
 	@scripts/fmt
 
+man: build ## man pages from the options table
+	@scripts/make-man build/release/kvdrive
+
 fmt-check: ## fail if a C source is not formatted
 	@scripts/fmt --check
 
@@ -35,4 +38,4 @@ install: build ## install to PREFIX (/usr/local)
 clean-check: ## demo and test of a clean clone in a fresh Debian 12 root (needs root)
 	@scripts/clean-check
 
-.PHONY: help demo build test test-long bench tidy fmt fmt-check install clean-check
+.PHONY: help demo build test test-long bench tidy fmt fmt-check man install clean-check
