@@ -104,12 +104,11 @@ static void random_block(kvd_dtype type, uint8_t *b)
 /* At an odd address, the last byte of its allocation being the last of its rows. */
 static kvd_weight random_weight(kvd_dtype type, uint32_t n_row, uint32_t n_col, void **owner)
 {
-    const kvd_dtype_info *info = kvd_dtype_get(type);
-    kvd_weight            w    = {
-                      .type = type, .n_row = n_row, .n_col = n_col, .row_bytes = kvd_dtype_row_bytes(type, n_col)
-    };
-    const uint64_t bytes = w.row_bytes * n_row;
-    uint8_t       *p     = kvd_malloc(bytes + 1);
+    const kvd_dtype_info *info      = kvd_dtype_get(type);
+    const uint64_t        row_bytes = kvd_dtype_row_bytes(type, n_col);
+    kvd_weight            w         = { type, n_row, n_col, row_bytes, NULL };
+    const uint64_t        bytes     = w.row_bytes * n_row;
+    uint8_t              *p         = kvd_malloc(bytes + 1);
 
     assert_non_null(p);
     *owner = p;
