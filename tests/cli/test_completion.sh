@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The bash completion offers what the program itself says.  usage: KVDRIVE=program test_completion.sh
+# The bash completion offers what the program itself says.
+# usage: KVDRIVE=program test_completion.sh   (run in the source root)
 set -euo pipefail
 source packaging/completion/kvdrive.bash
 n=0

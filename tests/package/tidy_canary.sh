@@ -14,8 +14,8 @@ put() { # PATH LINE...: a source file with a licence line
 put src/base/base.h 'int base;'
 put src/kv/kv.h '#include "base/base.h"'
 put src/kv/kv_private.h 'int private;'
-put src/kv/ok.c '#include "kv/kv_private.h"' '/* malloc( in a comment */' 'char *s = "exit(1) T''ODO";' \
-    'void f(struct x *o)' '{' '    o->free(o);' '    kvd_free(o);' '}'
+put src/kv/ok.c '#include "kv/kv_private.h"' '/* malloc( in a comment */' \
+    'char *s = "exit(1) T''ODO";' 'void f(struct x *o)' '{' '    o->free(o);' '    kvd_free(o);' '}'
 printf 'int x;\n' >"$tmp/src/base/no_head.c"
 put src/kv/law.c '#include "model/model.h"'
 put src/model/model.h '#include "base/base.h"'
@@ -33,8 +33,11 @@ put src/text/left.c '/* FIX''ME later */'
 put src/text/wide.c "/* $(printf 'x%.0s' {1..100}) */"
 put cli/ok.c 'int twin;'
 put src/base/unused.h 'int unused;'
-{ echo "$head"; echo 'void long_one(void)'; echo '{'; for _ in {1..71}; do echo '    x();'; done; echo '}'; } \
-    >"$tmp/src/text/longfn.c"
+{
+    printf '%s\n' "$head" 'void long_one(void)' '{'
+    for _ in {1..71}; do echo '    x();'; done
+    echo '}'
+} >"$tmp/src/text/longfn.c"
 { echo "$head"; for _ in {1..1000}; do echo 'int x;'; done; } >"$tmp/src/text/longfile.c"
 
 if scripts/tidy "$tmp" >"$tmp/out"; then
