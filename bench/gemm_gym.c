@@ -68,15 +68,14 @@ static double gym_ours(size_t level, kvd_dtype type, uint32_t n_token, uint32_t 
     float                   *x    = kvd_pages_alloc(4ULL * n_token * n_col);
     float                   *y    = kvd_pages_alloc(4ULL * n_token * n_row);
     double                   best = 1e30;
-    kvd_matmul_args          a    = {
-                    .n_token  = n_token,
-                    .n_col    = n_col,
-                    .n_out    = 1,
-                    .x_stride = n_col,
-                    .x        = x,
-                    .out      = { { .w = { type, n_row, n_col, row, w }, .y = y, .y_stride = n_row } }
-    };
+    kvd_matmul_args          a    = { .n_token  = n_token,
+                                      .n_col    = n_col,
+                                      .n_out    = 1,
+                                      .x_stride = n_col,
+                                      .x        = x,
+                                      .out      = { { .y = y, .y_stride = n_row } } };
 
+    a.out[0].w       = (kvd_weight){ type, n_row, n_col, row, w };
     be.base.n_thread = 1;
     if (os_pool_open(&be.pool, 1, NULL) != KVD_OK)
         exit(1);

@@ -44,7 +44,8 @@ def full_kl(gguf_path, tokens, first, logits, n_pos):
     out = []
     for w, part in enumerate(tokens.tolist()):
         with torch.no_grad():
-            p = log_softmax(model(torch.tensor([part]), use_cache=False).logits[0, first:-1].numpy())
+            logits_p = model(torch.tensor([part]), use_cache=False).logits
+        p = log_softmax(logits_p[0, first:-1].numpy())
         q = log_softmax(logits[w * n_pos:(w + 1) * n_pos])
         out.append((np.exp(p) * (p - q)).sum(-1))
     return np.concatenate(out)

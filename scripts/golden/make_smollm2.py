@@ -122,7 +122,8 @@ def main():
     open(os.path.join(out, "persuasion.txt"), "w", encoding="utf-8").write(text)
     ids = tok.encode(text).ids
     print(f"excerpt: {len(text.encode())} bytes, {len(ids)} tokens")
-    print(f"largest difference from float64 over 24 positions: {check_exact(g, model, ids[:24]):.1e}")
+    worst = check_exact(g, model, ids[:24])
+    print(f"largest difference from float64 over 24 positions: {worst:.1e}")
     write_greedy(os.path.join(out, "greedy.txt"), g, model, tok)
     write_logprobs(os.path.join(out, "logprobs.bin"), model, ids)
     for window, n in ((KL_WINDOW, KL_N_WINDOW), (PPL_WINDOW, PPL_N_WINDOW)):

@@ -26,7 +26,8 @@ PROMPTS = [
         "1961 it was automated, and the last keeper rowed home on a calm morning in May.")),
     ("text-novel", "It was a bright cold day in April, and the clocks were"),
     ("text-science", "Photosynthesis is the process by which green plants"),
-    ("text-history", "The Roman Empire reached its greatest extent under the emperor Trajan. After"),
+    ("text-history",
+     "The Roman Empire reached its greatest extent under the emperor Trajan. After"),
     ("text-recipe", "Ingredients:\n- 200 g flour\n- 2 eggs\n- 300 ml milk\n\nMethod:\n1."),
     ("text-list-numbers", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"),
     ("code-c", "#include <stdio.h>\n\n/* Returns the greatest common divisor. */\nint gcd(int a, "
