@@ -123,17 +123,20 @@ void *kvd_pages_alloc(size_t bytes)
     /* Have the pages now, so that running out is an error here and not a kill while decoding.
      * Kernels before 5.14 do not know the call: there the pages come on first touch. */
     if (madvise(p, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
-        munmap(p, bytes);
+        munmap(p, bytes ? bytes : 1);
         return NULL;
     }
 #endif
+    atomic_fetch_add_explicit(&alloc_live_, 1, memory_order_relaxed);
     return p;
 }
 
 void kvd_pages_free(void *p, size_t bytes)
 {
-    if (p)
-        munmap(p, bytes ? bytes : 1);
+    if (!p)
+        return;
+    atomic_fetch_sub_explicit(&alloc_live_, 1, memory_order_relaxed);
+    munmap(p, bytes ? bytes : 1);
 }
 
 uint64_t kvd_alloc_live(void)

@@ -24,7 +24,7 @@ char *kvd_strndup(const char *s, size_t len); /* adds the terminator */
 void *kvd_pages_alloc(size_t bytes);
 void  kvd_pages_free(void *p, size_t bytes);
 
-uint64_t kvd_alloc_live(void);       /* heap blocks alive, for leak checks */
+uint64_t kvd_alloc_live(void);       /* heap blocks and page ranges alive, for leak checks */
 uint64_t kvd_alloc_bytes(void);      /* usable heap bytes alive, without pages */
 uint64_t kvd_alloc_peak(bool reset); /* most of them since the last reset (or ever) */
 bool     kvd_alloc_guard(bool on);   /* returns the previous state of this thread */

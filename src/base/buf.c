@@ -60,8 +60,10 @@ void kvd_buf_printf(kvd_buf *b, const char *fmt, ...)
     va_start(ap, fmt);
     n = vsnprintf(NULL, 0, fmt, ap);
     va_end(ap);
-    if (n < 0)
+    if (n < 0) { /* more than INT_MAX bytes: as good as no memory */
+        b->oom = true;
         return;
+    }
     kvd_buf_reserve(b, (size_t)n);
     if (b->oom)
         return;

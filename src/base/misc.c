@@ -69,10 +69,10 @@ uint64_t kvd_rng_u64(kvd_rng *r)
 
 uint64_t kvd_rng_below(kvd_rng *r, uint64_t n)
 {
-    const uint64_t limit = UINT64_MAX - UINT64_MAX % n; /* a multiple of n */
-    uint64_t       x;
+    uint64_t limit, x;
 
     kvd_assert(n > 0);
+    limit = UINT64_MAX - UINT64_MAX % n; /* a multiple of n */
     do {
         x = kvd_rng_u64(r);
     } while (x >= limit);

@@ -8,6 +8,15 @@
 
 #include "base/check.h"
 
+/* Messages quote files and users: whatever they hold, a message is one line and commands no
+ * terminal. */
+static void make_printable(char *s)
+{
+    for (; *s; s++)
+        if ((unsigned char)*s < ' ' || *s == 127)
+            *s = '?';
+}
+
 kvd_status kvd_fail(kvd_err *err, kvd_status code, int sys, const char *fmt, ...)
 {
     va_list ap;
@@ -24,6 +33,7 @@ kvd_status kvd_fail(kvd_err *err, kvd_status code, int sys, const char *fmt, ...
         const size_t n = strlen(err->msg);
         snprintf(err->msg + n, sizeof(err->msg) - n, ": %s", strerror(sys));
     }
+    make_printable(err->msg);
     return code;
 }
 

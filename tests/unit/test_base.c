@@ -48,6 +48,9 @@ static void test_fail_fills_once(void **state)
     kvd_fail(&err, KVD_E_IO, EIO, "%s", big); /* too long: cut, terminated */
     assert_int_equal(strlen(err.msg), KVD_ERR_MSG_BYTES - 1);
 
+    kvd_fail(&err, KVD_E_CORRUPT, 0, "name '%s'", "a\n\x1b[2J\xc3\xa9"); /* one harmless line */
+    assert_string_equal(err.msg, "name 'a??[2J\xc3\xa9'");
+
     assert_int_equal(forward(KVD_E_BUSY, &passed), KVD_E_BUSY);
     assert_false(passed);
     assert_int_equal(forward(KVD_OK, &passed), KVD_OK);
