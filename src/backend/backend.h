@@ -39,6 +39,8 @@ typedef struct kvd_mem {
     kvd_mem_kind kind;
 } kvd_mem;
 
+#define KVD_HEAD_DIM_MAX 512u /* what attention takes; the caller refuses more */
+
 /* A weight matrix as stored: n_row rows (outputs) of n_col elements (inputs). */
 typedef struct kvd_weight {
     kvd_dtype   type;

@@ -6,7 +6,7 @@
  * know.  All memory is taken at open.
  *
  * The history is a ring of the last penalty_last_n tokens with a count per token beside it, so that
- * accepting costs O(1) and penalties O(distinct tokens in the ring). */
+ * accepting costs O(1) and penalties two walks over the ring. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -43,10 +43,14 @@ static kvd_status check_params(uint32_t n_vocab, const kvd_sampler_params *p, kv
                         "the repeat penalty above 0");
     if (p->n_bias && !p->bias)
         return kvd_fail(err, KVD_E_INVAL, 0, "sampler: %zu biases, but no list", p->n_bias);
-    for (size_t i = 0; i < p->n_bias; i++)
-        if (p->bias[i].token < 0 || (uint32_t)p->bias[i].token >= n_vocab || isnan(p->bias[i].bias))
+    for (size_t i = 0; i < p->n_bias; i++) {
+        if (p->bias[i].token < 0 || (uint32_t)p->bias[i].token >= n_vocab)
             return kvd_fail(err, KVD_E_INVAL, 0, "sampler: bias %zu is for token %d of %u", i,
                             p->bias[i].token, n_vocab);
+        if (!(p->bias[i].bias < INFINITY)) /* a sum with it has no softmax; -inf means never */
+            return kvd_fail(err, KVD_E_INVAL, 0, "sampler: the bias of token %d is %g",
+                            p->bias[i].token, (double)p->bias[i].bias);
+    }
     return KVD_OK;
 }
 

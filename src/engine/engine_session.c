@@ -182,15 +182,19 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
 /* A plan that cannot fit is refused before the machine starts to swap or kill. */
 static kvd_status check_fits(const kvd_plan *plan, kvd_err *err)
 {
-    const uint64_t need = plan->kv_bytes + plan->scratch_bytes + plan->host_bytes;
+    const uint64_t need    = plan->kv_bytes + plan->scratch_bytes + plan->host_bytes;
+    const uint32_t fits    = plan->n_ctx_fits / plan->n_seq;
+    char           way[32] = "";
 
     if (need <= plan->available_bytes)
         return KVD_OK;
+    if (fits)
+        snprintf(way, sizeof(way), "; -c %u would", fits);
     return kvd_fail(err, KVD_E_NOMEM, 0,
                     "KV cache %" PRIu64 " MiB and scratch %" PRIu64 " MiB for a context of %u "
-                    "tokens x %u do not fit the %" PRIu64 " MiB available; -c %u would",
+                    "tokens x %u do not fit the %" PRIu64 " MiB available%s",
                     plan->kv_bytes >> 20, plan->scratch_bytes >> 20, plan->n_ctx, plan->n_seq,
-                    plan->available_bytes >> 20, plan->n_ctx_fits);
+                    plan->available_bytes >> 20, way);
 }
 
 kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_session_params *in,

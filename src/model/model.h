@@ -34,6 +34,7 @@ typedef struct model_hparams {
     char     arch[16]; /* "llama" */
     uint32_t n_layer, n_embd, n_head, n_kv_head, head_dim, n_ff, n_vocab;
     uint32_t n_ctx_train; /* longest context the chosen RoPE scaling serves */
+    uint32_t n_window;    /* sliding window that has cut n_ctx_train; 0: none */
     float    rms_eps;
     float    attn_scale; /* 1/sqrt(head_dim) */
     bool     qk_norm;    /* RMS norm of each q and k head (qwen3) */

@@ -89,7 +89,7 @@ static kvd_status check_geometry(const model_hparams *hp, kvd_err *err)
     KVD_TRY(check_range("feed_forward_length", hp->n_ff, 1, FF_MAX, err));
     KVD_TRY(check_range("attention.head_count", hp->n_head, 1, HEADS_MAX, err));
     KVD_TRY(check_range("attention.head_count_kv", hp->n_kv_head, 1, hp->n_head, err));
-    KVD_TRY(check_range("attention.key_length", hp->head_dim, 1, 1024, err));
+    KVD_TRY(check_range("attention.key_length", hp->head_dim, 1, KVD_HEAD_DIM_MAX, err));
     KVD_TRY(check_range("context_length", hp->n_ctx_train, 1, 1u << 30, err));
     KVD_TRY(check_range("vocabulary size", hp->n_vocab, 1, VOCAB_MAX, err));
     if (hp->n_head % hp->n_kv_head != 0)
@@ -120,7 +120,7 @@ static kvd_status check_features(const gguf_file *g, model_hparams *hp, kvd_err 
                 "the model attends to a sliding window of %u tokens; its context is cut from %u to "
                 "that, where full attention is the same",
                 window, hp->n_ctx_train);
-        hp->n_ctx_train = window;
+        hp->n_ctx_train = hp->n_window = window;
     }
     return KVD_OK;
 }

@@ -95,7 +95,8 @@ static kvd_status longrope_init(model *m, const gguf_file *g, kvd_err *err)
     return KVD_OK;
 }
 
-/* What the file asks for, in the user's terms. */
+/* What the file asks for, in the user's terms.  Old files name no type, or have the factor of
+ * linear scaling under the key rope.scale_linear. */
 static kvd_status file_scaling(const gguf_file *g, const model_hparams *hp, model_rope_request *r,
                                kvd_err *err)
 {
@@ -104,12 +105,14 @@ static kvd_status file_scaling(const gguf_file *g, const model_hparams *hp, mode
 
     snprintf(key, sizeof(key), "%s.rope.scaling.type", hp->arch);
     KVD_TRY(gguf_get_str(g, key, false, &type, err));
+    snprintf(key, sizeof(key), "%s.rope.scale_linear", hp->arch);
+    KVD_TRY(gguf_get_f32(g, key, false, &r->factor, err));
     snprintf(key, sizeof(key), "%s.rope.scaling.factor", hp->arch);
     KVD_TRY(gguf_get_f32(g, key, false, &r->factor, err));
     snprintf(key, sizeof(key), "%s.rope.scaling.original_context_length", hp->arch);
     KVD_TRY(gguf_get_u32(g, key, false, &r->orig_ctx, err));
-    if (gguf_str_eq(type, "linear"))
-        r->scaling = KVD_ROPE_LINEAR;
+    if (gguf_str_eq(type, "linear") || (type.len == 0 && r->factor != 0.0f))
+        r->scaling = r->factor == 1.0f ? KVD_ROPE_NONE : KVD_ROPE_LINEAR;
     else if (gguf_str_eq(type, "yarn"))
         r->scaling = KVD_ROPE_YARN;
     else if (type.len == 0 || gguf_str_eq(type, "none") || gguf_str_eq(type, "longrope"))
@@ -127,9 +130,13 @@ static kvd_status scale_freqs(model *m, const model_rope_request *r, bool from_f
     const uint32_t n  = hp->n_rot / 2;
 
     if (!(r->factor > 1.0f && r->factor <= 1024.0f))
-        return kvd_fail(err, KVD_E_INVAL, 0,
+        return kvd_fail(err, from_file ? KVD_E_CORRUPT : KVD_E_INVAL, 0,
                         "RoPE scaling factor %g: expected more than 1, at most 1024",
                         (double)r->factor);
+    if (!from_file && hp->n_window)
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                        "RoPE scaling of a model that attends to a sliding window of %u tokens",
+                        hp->n_window);
     hp->rope_factor   = r->factor;
     hp->rope_orig_ctx = r->orig_ctx ? r->orig_ctx : hp->n_ctx_train;
     if (r->scaling == KVD_ROPE_LINEAR) {
@@ -157,6 +164,9 @@ kvd_status model_rope_init(model *m, const gguf_file *g, const model_rope_reques
     hp->rope_base   = 10000.0f;
     hp->rope_mscale = 1.0f;
     hp->rope_factor = 1.0f;
+    if (r->scaling > KVD_ROPE_YARN)
+        return kvd_fail(err, KVD_E_INVAL, 0, "rope_scaling %d is none of kvd_rope_scaling",
+                        (int)r->scaling);
     snprintf(key, sizeof(key), "%s.rope.dimension_count", hp->arch);
     KVD_TRY(gguf_get_u32(g, key, false, &hp->n_rot, err));
     snprintf(key, sizeof(key), "%s.rope.freq_base", hp->arch);

@@ -219,7 +219,9 @@ static void test_bias_and_seed(void **state)
 
 static void test_bad_params_are_refused(void **state)
 {
-    const kvd_logit_bias bias = { .token = N, .bias = 1.0f };
+    const kvd_logit_bias bias   = { .token = N, .bias = 1.0f };
+    const kvd_logit_bias forced = { .token = 1, .bias = INFINITY };
+    const kvd_logit_bias barred = { .token = 1, .bias = -INFINITY };
     kvd_sampler_params   p;
     kvd_sampler         *sm;
 
@@ -234,7 +236,12 @@ static void test_bad_params_are_refused(void **state)
     p.bias   = &bias;
     p.n_bias = 1;
     assert_int_equal(engine_sampler_open(&sm, N, &p, NULL), KVD_E_INVAL);
+    p.bias = &forced; /* there is no softmax with it */
+    assert_int_equal(engine_sampler_open(&sm, N, &p, NULL), KVD_E_INVAL);
     assert_null(sm);
+    p.bias = &barred;
+    assert_int_equal(engine_sampler_open(&sm, N, &p, NULL), KVD_OK);
+    engine_sampler_close(sm);
 }
 
 int main(void)
