@@ -21,7 +21,12 @@ size_t utf8_complete_prefix(const char *s, size_t len);
 typedef enum tok_model { TOK_BPE, TOK_SPM } tok_model; /* "gpt2" and "llama" in GGUF */
 
 typedef enum tok_attr { /* values of tokenizer.ggml.token_type */
-    TOK_NORMAL = 1, TOK_UNKNOWN, TOK_CONTROL, TOK_USER_DEFINED, TOK_UNUSED, TOK_BYTE
+                        TOK_NORMAL = 1,
+                        TOK_UNKNOWN,
+                        TOK_CONTROL,
+                        TOK_USER_DEFINED,
+                        TOK_UNUSED,
+                        TOK_BYTE
 } tok_attr;
 
 typedef struct tok_str {
@@ -32,13 +37,13 @@ typedef struct tok_str {
 /* What a model file says of its tokenizer; every pointer is borrowed for the call only. */
 typedef struct tok_vocab {
     tok_model      model;
-    tok_str        pre;      /* "smollm", "gpt-2", "llama-bpe", "qwen2", "gpt-4o", ...; len 0: absent */
+    tok_str        pre; /* "smollm", "gpt-2", "llama-bpe", "qwen2", "gpt-4o", ...; len 0: absent */
     uint32_t       n_token;
-    const tok_str *token;    /* [n_token] as stored (byte-level alphabet for BPE) */
-    const float   *score;    /* [n_token], SPM; or NULL */
-    const int32_t *attr;     /* [n_token] of tok_attr, or NULL: all normal */
+    const tok_str *token; /* [n_token] as stored (byte-level alphabet for BPE) */
+    const float   *score; /* [n_token], SPM; or NULL */
+    const int32_t *attr;  /* [n_token] of tok_attr, or NULL: all normal */
     uint32_t       n_merge;
-    const tok_str *merge;    /* [n_merge] "left right", BPE */
+    const tok_str *merge;              /* [n_merge] "left right", BPE */
     int32_t        bos, eos, eot, unk; /* -1: none */
     bool           add_bos, add_eos, add_space_prefix;
 } tok_vocab;
@@ -67,13 +72,13 @@ void       tok_ids_free(tok_ids *ids);
 /* What add_bos means where the file has no tokenizer.ggml.add_bos_token: the family's habit. */
 bool tok_default_add_bos(tok_model model, tok_str pre);
 
-uint32_t    tok_n_token(const tok *t);
+uint32_t tok_n_token(const tok *t);
 /* The bytes a token decodes to (byte-level alphabet and U+2581 undone); specials: their text.
  * Borrowed; *len = 0 outside the vocabulary. */
 const char *tok_bytes(const tok *t, int32_t id, size_t *len);
 bool        tok_is_special(const tok *t, int32_t id); /* control, unknown, unused */
 /* The id whose stored text is exactly this control or user-defined token; -1: none. */
-int32_t     tok_find_special(const tok *t, const char *text, size_t len);
+int32_t tok_find_special(const tok *t, const char *text, size_t len);
 /* Ends of generation: eos, eot and the turn ends the family uses (<|im_end|>, <|eot_id|>, <|end|>,
  * <|endoftext|>, ...), as far as the vocabulary has them as control tokens. */
 bool        tok_is_end(const tok *t, int32_t id);
@@ -85,11 +90,11 @@ const char *tok_pre_name(const tok *t);
 
 /* Streaming decode; see kvd_detok in kvdrive.h. */
 typedef struct tok_stream tok_stream;
-kvd_status  tok_stream_open(tok_stream **out, const tok *t, kvd_err *err);
-const char *tok_stream_feed(tok_stream *s, int32_t id, bool show_special);
-const char *tok_stream_flush(tok_stream *s);
-size_t      tok_stream_len(const tok_stream *s); /* of the text returned last, which may hold zeros */
-void        tok_stream_close(tok_stream *s);
+kvd_status                tok_stream_open(tok_stream **out, const tok *t, kvd_err *err);
+const char               *tok_stream_feed(tok_stream *s, int32_t id, bool show_special);
+const char               *tok_stream_flush(tok_stream *s);
+size_t tok_stream_len(const tok_stream *s); /* of the text returned last, which may hold zeros */
+void   tok_stream_close(tok_stream *s);
 
 /* ---- chat templates: a sandboxed interpreter of the Jinja subset models use ------- */
 
@@ -106,7 +111,7 @@ typedef struct tmpl_input {
     const char *vars_json;     /* object of more variables or NULL; overrides nothing above */
     bool        add_generation_prompt;
     const char *bos_token, *eos_token; /* text, "" if none */
-    int64_t     now_unix;      /* what strftime_now() shows; the caller's clock */
+    int64_t     now_unix;              /* what strftime_now() shows; the caller's clock */
 } tmpl_input;
 
 /* Appends to out.  *spans (caller frees with kvd_free; may be NULL) receives the bytes of out that
