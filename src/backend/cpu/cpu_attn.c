@@ -19,14 +19,13 @@
 #define ATTN_SPLIT     512u /* keys of a split; 128 KB of bf16 at head_dim 64 */
 #define ATTN_SPLIT_MAX 64u  /* splits of a unit; longer contexts take longer splits */
 #define ATTN_PAIRS     8u   /* units x KV heads per thread up to which splits run apart */
-#define ATTN_ALONE                                                                            \
-    512u                  /* keys x KV heads that the caller does alone: about as long as the \
-                             pool takes to start and join */
-#define ATTN_TILE_MIN 32u /* columns of a sequence (rows x heads of a group) from which tiles win \
-                           */
-#define ATTN_TILE_COLS 384u   /* columns of an item at most */
-#define APPEND_ALONE   32768u /* elements, likewise */
-#define APPEND_ROWS    16u    /* rows of an item of kv_append */
+#define ATTN_TILE_COLS 384u /* columns of a tile item at most */
+#define APPEND_ROWS    16u  /* rows of an item of kv_append */
+
+/* What the caller does alone, as starting and joining the pool takes as long: keys x KV heads of
+ * attention, elements of kv_append. */
+#define ATTN_ALONE   512u
+#define APPEND_ALONE 32768u
 
 typedef struct attn_unit {
     uint32_t seq, first_row;      /* row inside the sequence's part of the batch */
@@ -145,15 +144,16 @@ static void attn_split_run(const attn_job *j, const attn_unit *u, uint32_t kv_he
     const kvd_kv_seq    *q     = &a->seq[u->seq];
     const uint32_t       n_key = q->n_past + u->first_row + 1;
     const uint32_t       first = split * u->split_keys;
+    const uint64_t       row   = (uint64_t)q->first_row + u->first_row;
+    const uint64_t       head  = (uint64_t)kv_head * j->group * a->kv.head_dim;
     const cpu_attn_rows  rows  = { .kv        = &a->kv,
                                    .block     = q->block,
                                    .kv_head   = kv_head,
                                    .n_q       = j->group,
                                    .first_key = first,
                                    .end_key =
-                                     n_key - first < u->split_keys ? n_key : first + u->split_keys,
-                                   .q = a->q + (uint64_t)(q->first_row + u->first_row) * a->q_stride +
-                                        (uint64_t)kv_head * j->group * a->kv.head_dim,
+                                       first + (uint32_t)kvd_min_u64(n_key - first, u->split_keys),
+                                   .q     = a->q + row * a->q_stride + head,
                                    .scale = a->scale,
                                    .part  = part };
 
@@ -231,9 +231,10 @@ static void attn_merge(const attn_job *j, const attn_unit *u, uint32_t kv_head)
 
 /* ---- attention ------------------------------------------------------------------- */
 
+/* By the shape alone: the number of threads must not change the result. */
 static bool attn_by_tiles(const cpu_backend *be, const attn_job *j, const kvd_kv_seq *q)
 {
-    return !be->deterministic && q->n_row > 1 && (uint64_t)q->n_row * j->group >= ATTN_TILE_MIN;
+    return !be->deterministic && q->n_row > 1 && (uint64_t)q->n_row * j->group >= j->tile->min_cols;
 }
 
 /* Rows of a tile unit: about four items for each thread, within what pays and what fits. */
@@ -242,7 +243,7 @@ static uint32_t attn_tile_rows(const cpu_backend *be, const attn_job *j, uint64_
     const uint64_t n_col = n_row * j->a->n_head / (4 * (uint64_t)be->base.n_thread);
     const uint64_t most  = attn_max_cols(j->group);
 
-    return (uint32_t)(kvd_max_u64(ATTN_TILE_MIN, kvd_min_u64(most, n_col)) / j->group);
+    return (uint32_t)(kvd_max_u64(j->tile->min_cols, kvd_min_u64(most, n_col)) / j->group);
 }
 
 /* The last rows of a sequence see the most keys and go first. */

@@ -35,6 +35,7 @@ typedef struct cpu_attn_tile {
 } cpu_attn_tile;
 
 typedef struct cpu_attn_tile_kernel {
+    uint32_t min_cols; /* from how many columns it beats the rows kernel (measured) */
     uint64_t (*scratch_bytes)(uint32_t n_col, uint32_t head_dim); /* a multiple of 64 */
     void (*run)(const cpu_attn_tile *);
 } cpu_attn_tile_kernel;

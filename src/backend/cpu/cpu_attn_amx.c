@@ -398,5 +398,6 @@ static void amx_tile(const cpu_attn_tile *a)
     amx_store(&w);
 }
 
-const cpu_attn_tile_kernel cpu_attn_tile_amx = { .scratch_bytes = amx_tile_scratch_bytes,
+const cpu_attn_tile_kernel cpu_attn_tile_amx = { .min_cols      = 12,
+                                                 .scratch_bytes = amx_tile_scratch_bytes,
                                                  .run           = amx_tile };

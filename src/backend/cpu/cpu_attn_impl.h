@@ -289,11 +289,11 @@ static void attn_store(kvd_dtype type, const float *x, void *dst, uint32_t n)
         vf_store_bf16((uint16_t *)dst + i, vf_load(x + i));
 }
 
-#define CPU_ATTN_TABLE                                                                   \
-    {                                                                                    \
-        .width = CPU_VEC_W, .rows = attn_rows, .fold = attn_fold, .finish = attn_finish, \
-        .store = attn_store,                                                             \
-        .tile  = { .scratch_bytes = attn_tile_scratch_bytes, .run = attn_tile },         \
+#define CPU_ATTN_TABLE                                                                           \
+    {                                                                                            \
+        .width = CPU_VEC_W, .rows = attn_rows, .fold = attn_fold, .finish = attn_finish,         \
+        .store = attn_store,                                                                     \
+        .tile  = { .min_cols = 32, .scratch_bytes = attn_tile_scratch_bytes, .run = attn_tile }, \
     }
 
 #endif
