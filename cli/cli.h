@@ -49,8 +49,10 @@ int cli_fail(const kvd_err *err);
 /* The same for a mistake in the command line. */
 int cli_usage(const char *fmt, ...) KVD_PRINTF(1, 2);
 
-kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err);
-kvd_status cli_session_params(kvd_session_params *p, const kvd_opts *o, kvd_err *err);
+/* The argument that is no option, or else the option's value; NULL: neither. */
+const char *cli_input_file(const kvd_opts *o, const char *option);
+kvd_status  cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err);
+kvd_status  cli_session_params(kvd_session_params *p, const kvd_opts *o, kvd_err *err);
 kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opts *o, kvd_err *err);
 
 /* Whole file (or "-": standard input) into b; at most max_bytes. */

@@ -220,8 +220,8 @@ static kvd_status sanity_score(bench *b, kvd_err *err)
     kvd_batch          x  = KVD_BATCH_INIT;
     kvd_status         st = cli_tokenize_text(b->m, text, strlen(text), NULL, 0, true, &t, err);
 
-    if (st == KVD_OK && t.n > KVD_COUNTOF(want))
-        t.n = KVD_COUNTOF(want);
+    if (st == KVD_OK)
+        t.n = kvd_min_u64(t.n, kvd_min_u64(KVD_COUNTOF(want), b->info.n_ctx_train));
     if (st == KVD_OK)
         st = cli_session_params(&p, b->o, err);
     p.n_ctx    = (uint32_t)t.n;

@@ -6,10 +6,13 @@
  * ids as long as encoding its text gives them; where it does not, the difference is evaluated
  * again.
  *
- * Ctrl-C stops the answer, not the program; at an empty prompt it says how to leave. */
+ * Ctrl-C stops the answer, not the program; at the prompt it drops the line and says how to
+ * leave. */
 #include <editline/readline.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,11 +45,15 @@ static const char help_text[] =
     "  /quit            leave (also Ctrl-D)\n"
     "A line that ends in \\ goes on in the next one.\n";
 
-static void add_message(chat *c, const char *role, const char *text, size_t len)
+/* false: the text is not valid UTF-8 (or there is no memory). */
+static bool add_message(chat *c, const char *role, const char *text, size_t len)
 {
-    json_array_append_new(c->messages,
-                          json_pack("{s:s, s:s%}", "role", role, "content", text, len));
+    json_t *m = json_pack("{s:s, s:s%}", "role", role, "content", text, len);
+
+    return json_array_append_new(c->messages, m) == 0;
 }
+
+static const char not_utf8[] = "kvdrive: the message is not valid UTF-8\n";
 
 static bool last_is(const chat *c, const char *role)
 {
@@ -62,11 +69,10 @@ static void drop_last(chat *c, const char *role)
         json_array_remove(c->messages, json_array_size(c->messages) - 1);
 }
 
-static void begin_anew(chat *c, const char *system)
+static bool begin_anew(chat *c, const char *system)
 {
     json_array_clear(c->messages);
-    if (system && *system)
-        add_message(c, "system", system, strlen(system));
+    return !system || !*system || add_message(c, "system", system, strlen(system));
 }
 
 /* ---- one turn --------------------------------------------------------------------- */
@@ -93,6 +99,8 @@ static kvd_status sync_tokens(chat *c, const cli_tokens *t, kvd_err *err)
     cli_progress_end(&bar);
     if (st != KVD_OK)
         return st;
+    for (size_t i = same; i < t->n; i++)
+        kvd_sampler_accept(c->sm, t->data[i]);
     memcpy(c->held, t->data, t->n * sizeof(*t->data));
     c->n_held = (uint32_t)t->n;
     return KVD_OK;
@@ -155,9 +163,13 @@ static bool answer(chat *c)
     if (st == KVD_OK)
         st = speak(c, &text, &err);
     cli_interrupt_watch(NULL);
-    if (st == KVD_OK || (st == KVD_E_CANCELED && text.len)) {
-        add_message(c, "assistant", text.data ? text.data : "", text.len);
-    } else {
+    kvd_session_uncancel(c->s); /* a Ctrl-C behind the last evaluation is not for the next answer */
+    if (text.oom)
+        st = kvd_fail(&err, KVD_E_NOMEM, 0, "no memory to keep the answer");
+    if ((st == KVD_OK || (st == KVD_E_CANCELED && text.len)) &&
+        !add_message(c, "assistant", text.data ? text.data : "", text.len))
+        st = kvd_fail(&err, KVD_E_NOMEM, 0, "no memory to keep the answer");
+    if (st != KVD_OK && !(st == KVD_E_CANCELED && text.len)) {
         if (st != KVD_E_CANCELED)
             fprintf(stderr, "kvdrive: %s\n", err.msg);
         drop_last(c, "user"); /* it was not answered: as if not asked */
@@ -170,6 +182,33 @@ static bool answer(chat *c)
 
 /* ---- input ------------------------------------------------------------------------ */
 
+static sigjmp_buf at_prompt;
+
+static void on_prompt_interrupt(int sig)
+{
+    (void)sig;
+    siglongjmp(at_prompt, 1);
+}
+
+/* libedit has no way to give a line up from a signal handler but to jump out of it; it sets the
+ * terminal up anew in the next call. */
+static char *edit_line(const char *prompt)
+{
+    struct sigaction sa;
+    char            *line;
+
+    memset(&sa, 0, sizeof(sa));
+    sigemptyset(&sa.sa_mask);
+    if (sigsetjmp(at_prompt, 1))
+        puts("\n(Ctrl-D or /quit leaves)");
+    sa.sa_handler = on_prompt_interrupt;
+    sigaction(SIGINT, &sa, NULL);
+    line          = readline(prompt);
+    sa.sa_handler = SIG_DFL;
+    sigaction(SIGINT, &sa, NULL);
+    return line;
+}
+
 /* One line, allocated with malloc by libedit or getline; NULL at the end. */
 static char *read_line(const chat *c, const char *prompt)
 {
@@ -178,7 +217,7 @@ static char *read_line(const chat *c, const char *prompt)
     size_t n;
 
     if (c->tty)
-        return readline(prompt);
+        return edit_line(prompt);
     if (getline(&line, &cap, stdin) < 0) {
         free(line);
         return NULL;
@@ -227,9 +266,10 @@ static bool command(chat *c, const char *line)
     if (strcmp(word, "/help") == 0) {
         fputs(help_text, stdout);
     } else if (strcmp(word, "/system") == 0) {
-        begin_anew(c, arg);
+        if (!begin_anew(c, arg))
+            fputs(not_utf8, stderr);
     } else if (strcmp(word, "/reset") == 0) {
-        begin_anew(c, kvd_opts_text(c->o, "system"));
+        (void)begin_anew(c, kvd_opts_text(c->o, "system")); /* it was valid at the start */
     } else if (strcmp(word, "/undo") == 0) {
         drop_last(c, "assistant");
         drop_last(c, "user");
@@ -265,11 +305,10 @@ static void talk(chat *c)
         if (b.len && b.data[0] == '/') {
             go_on = command(c, b.data);
         } else if (b.len) {
-            add_message(c, "user", b.data, b.len);
-            if (last_is(c, "user"))
+            if (add_message(c, "user", b.data, b.len))
                 go_on = answer(c);
             else
-                fprintf(stderr, "kvdrive: the message is not valid UTF-8\n");
+                fputs(not_utf8, stderr);
         }
         kvd_buf_free(&b);
     }
@@ -304,7 +343,8 @@ static kvd_status open_chat(chat *c, kvd_err *err)
         stifle_history(HISTORY_LINES);
         read_history(c->history);
     }
-    begin_anew(c, kvd_opts_text(c->o, "system"));
+    if (!begin_anew(c, kvd_opts_text(c->o, "system")))
+        return kvd_fail(err, KVD_E_INVAL, 0, "--system is not valid UTF-8");
     if (c->tty)
         printf("%s on %s %s, context %u tokens; /help lists commands\n",
                info.name[0] ? info.name : info.arch, info.backend, info.isa, c->plan.n_ctx);
@@ -317,8 +357,6 @@ int cli_chat(const kvd_opts *o)
     kvd_err    err = { 0 };
     kvd_status st;
 
-    if (o->n_rest > 0)
-        return cli_usage("chat: unexpected argument '%s'", o->rest[0]);
     st = open_chat(&c, &err);
     if (st == KVD_OK)
         talk(&c);

@@ -8,7 +8,8 @@
 
 #include "cli.h"
 
-#define IDS_MAX_BYTES (1ull << 30)
+#define IDS_MAX_BYTES      (1ull << 30)
+#define TEMPLATE_MAX_BYTES (1ull << 20)
 
 int cli_fail(const kvd_err *err)
 {
@@ -39,6 +40,11 @@ int cli_usage(const char *fmt, ...)
     va_end(ap);
     fputc('\n', stderr);
     return EXIT_USAGE;
+}
+
+const char *cli_input_file(const kvd_opts *o, const char *option)
+{
+    return o->n_rest == 1 ? o->rest[0] : kvd_opts_text(o, option);
 }
 
 static kvd_rope_scaling rope_scaling(const char *name)
@@ -76,11 +82,11 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
                         "no model given: -m FILE (scripts/get-model smollm2 fetches a small one)");
     if (kvd_opts_int(o, "gpu-layers") > 0)
         fprintf(stderr, "kvdrive: this build has no GPU backend: -ngl is ignored\n");
-    if (tmpl) {
-        KVD_TRY(cli_read_file(tmpl, 1 << 20, &tmpl_buf, err));
+    st = tmpl ? cli_read_file(tmpl, TEMPLATE_MAX_BYTES, &tmpl_buf, err) : KVD_OK;
+    if (tmpl)
         p.chat_template = tmpl_buf.data;
-    }
-    st = kvd_model_open(out, &p, err);
+    if (st == KVD_OK)
+        st = kvd_model_open(out, &p, err);
     kvd_buf_free(&tmpl_buf);
     return st;
 }
@@ -237,13 +243,13 @@ kvd_status cli_tokenize_chat(const kvd_model *m, const char *messages_json, cons
     kvd_chat_request r     = KVD_CHAT_REQUEST_INIT;
     char            *text  = NULL;
     kvd_span        *spans = NULL;
-    size_t           n     = 0;
+    size_t           len = 0, n = 0;
     kvd_status       st;
 
     r.messages_json = messages_json;
     r.vars_json     = vars_json;
-    KVD_TRY(kvd_chat_render(m, &r, &text, &spans, &n, err));
-    st = cli_tokenize_text(m, text, strlen(text), spans, n, true, out, err);
+    KVD_TRY(kvd_chat_render(m, &r, &text, &len, &spans, &n, err));
+    st = cli_tokenize_text(m, text, len, spans, n, true, out, err);
     kvd_free(text);
     kvd_free(spans);
     return st;

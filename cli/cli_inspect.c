@@ -17,6 +17,17 @@ static void print_value(const json_t *v)
     free(s);
 }
 
+/* A name out of the file, indented and padded; control characters are not for the terminal. */
+static void print_name(const char *s, int width)
+{
+    const int n = (int)strlen(s);
+
+    fputs("  ", stdout);
+    for (; *s; s++)
+        putchar((unsigned char)*s < ' ' || *s == 127 ? '?' : *s);
+    printf("%*s ", n < width ? width - n : 0, "");
+}
+
 static void print_metadata(const json_t *root)
 {
     const json_t *meta = json_object_get(root, "metadata");
@@ -26,7 +37,7 @@ static void print_metadata(const json_t *root)
     printf("metadata (%zu)\n", json_object_size(meta));
     json_object_foreach((json_t *)meta, key, value)
     {
-        printf("  %-44s ", key);
+        print_name(key, 44);
         print_value(value);
         putchar('\n');
     }
@@ -41,8 +52,8 @@ static void print_tensors(const json_t *root)
     printf("tensors (%zu)\n", json_array_size(list));
     json_array_foreach((json_t *)list, i, t)
     {
-        printf("  %-28s %-6s [", json_string_value(json_object_get(t, "name")),
-               json_string_value(json_object_get(t, "type")));
+        print_name(json_string_value(json_object_get(t, "name")), 28);
+        printf("%-6s [", json_string_value(json_object_get(t, "type")));
         json_array_foreach(json_object_get(t, "shape"), k, d)
             printf("%s%" JSON_INTEGER_FORMAT, k ? ", " : "", json_integer_value(d));
         printf("]\n");
@@ -95,19 +106,17 @@ static void print_geometry(const json_t *g, const char *why)
 
 int cli_inspect(const kvd_opts *o)
 {
-    const char  *path = kvd_opts_text(o, "model");
+    const char  *path = cli_input_file(o, "model");
     kvd_err      err = { 0 }, why = { 0 };
     char        *text = NULL;
     json_t      *root, *g;
     json_error_t je;
 
-    if (!path && o->n_rest == 1)
-        path = o->rest[0];
-    if (!path || o->n_rest > 1)
+    if (!path)
         return cli_usage("inspect: give one model file");
     if (kvd_inspect(path, &text, &err) != KVD_OK)
         return cli_fail(&err);
-    root = json_loads(text, 0, &je);
+    root = json_loads(text, JSON_ALLOW_NUL, &je);
     kvd_free(text);
     if (!root) {
         fprintf(stderr, "kvdrive: %s: description cannot be read back: %s\n", path, je.text);
@@ -168,9 +177,11 @@ int cli_plan(const kvd_opts *o)
     plan_row("tables", p.host_bytes, "tokenizer, metadata");
     plan_row("in all", p.total_bytes, "");
     plan_row("available", p.available_bytes, "on this machine now");
-    if (p.total_bytes > p.available_bytes)
+    if (p.total_bytes > p.available_bytes && p.n_ctx_fits)
         printf("\nThis does not fit: a context of %u tokens would (-c %u).\n", p.n_ctx_fits,
                p.n_ctx_fits);
+    else if (p.total_bytes > p.available_bytes)
+        printf("\nThis does not fit, whatever the context.\n");
     else
         printf("\nFits; a single sequence could hold %u tokens.\n", p.n_ctx_fits);
     return EXIT_OK;

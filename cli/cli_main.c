@@ -7,24 +7,25 @@
 typedef struct command {
     const char *name;
     uint32_t    bit;
+    int         n_arg; /* most arguments that are no options */
     int (*run)(const kvd_opts *o);
     const char *usage, *help;
 } command;
 
 static const command commands[] = {
-    { "run", CMD_RUN, cli_run, "-m FILE [-f FILE] [-p TEXT | -]",
+    { "run", CMD_RUN, 1, cli_run, "-m FILE [-f FILE] [-p TEXT | -]",
       "answer one prompt, or continue a text (--raw)" },
-    { "chat", CMD_CHAT, cli_chat, "-m FILE", "talk, with history; /help inside" },
-    { "bench", CMD_BENCH, cli_bench, "-m FILE [-p N,...] [-n N,...] [-d N,...]",
+    { "chat", CMD_CHAT, 0, cli_chat, "-m FILE", "talk, with history; /help inside" },
+    { "bench", CMD_BENCH, 0, cli_bench, "-m FILE [-p N,...] [-n N,...] [-d N,...]",
       "measure prefill and decode speed, also at depth" },
-    { "perplexity", CMD_PERPLEXITY, cli_perplexity, "-m FILE TEXTFILE",
+    { "perplexity", CMD_PERPLEXITY, 1, cli_perplexity, "-m FILE TEXTFILE",
       "how well the model predicts a text" },
-    { "tokenize", CMD_TOKENIZE, cli_tokenize, "-m FILE [-f FILE | -p TEXT | -]",
+    { "tokenize", CMD_TOKENIZE, 1, cli_tokenize, "-m FILE [-f FILE | -p TEXT | -]",
       "show the tokens of a text" },
-    { "inspect", CMD_INSPECT, cli_inspect, "FILE", "what a model file holds, and what fits" },
-    { "plan", CMD_PLAN, cli_plan, "-m FILE [-c N]",
+    { "inspect", CMD_INSPECT, 1, cli_inspect, "FILE", "what a model file holds, and what fits" },
+    { "plan", CMD_PLAN, 0, cli_plan, "-m FILE [-c N]",
       "the memory a context needs, before it is taken" },
-    { "doctor", CMD_DOCTOR, cli_doctor, "", "what this machine offers" },
+    { "doctor", CMD_DOCTOR, 0, cli_doctor, "", "what this machine offers" },
 };
 
 static void print_overview(FILE *f)
@@ -85,6 +86,8 @@ static int run_command(const command *c, int argc, const char *const *argv)
     } else if (kvd_opts_flag(&o, "print-config")) {
         kvd_opts_print(&o, &text);
         code = print_text(&text);
+    } else if (o.n_rest > c->n_arg) {
+        code = cli_usage("%s: unexpected argument '%s'", c->name, o.rest[c->n_arg]);
     } else {
         verbose = kvd_opts_flag(&o, "verbose");
         kvd_set_log(log_line, &verbose);

@@ -26,8 +26,8 @@ const kvd_opt cli_options[] = {
       "the same bits however a prompt is cut or sequences are batched; slower" },
     { "gpu-layers", "-ngl --n-gpu-layers", KVD_OPT_INT, "N", "0", 0, 100000, EVAL,
       "layers on a GPU; this build has no GPU backend, anything above 0 is said and ignored" },
-    { "rope-scaling", "", KVD_OPT_CHOICE, "auto|none|linear|yarn", "auto", NOLIM,
-      MODEL & ~(uint32_t)CMD_TOKENIZE, "how positions beyond the trained context are served" },
+    { "rope-scaling", "", KVD_OPT_CHOICE, "auto|none|linear|yarn", "auto", NOLIM, EVAL,
+      "how positions beyond the trained context are served" },
     { "rope-scale", "", KVD_OPT_NUM, "F", "1", 1, 1024, EVAL, "factor of linear or yarn scaling" },
     { "rope-freq-base", "", KVD_OPT_NUM, "F", "0", 0, 1e12, EVAL, "RoPE base; 0: the model's" },
     { "yarn-orig-ctx", "", KVD_OPT_INT, "N", "0", 0, MILL, EVAL,
@@ -38,8 +38,9 @@ const kvd_opt cli_options[] = {
       "file with a Jinja chat template in place of the model's" },
 
     /* context and cache */
-    { "ctx-size", "-c", KVD_OPT_INT, "N", "0", 0, MILL, EVAL,
-      "context in tokens; 0: run takes what prompt and answer need, others the model's" },
+    { "ctx-size", "-c", KVD_OPT_INT, "N", "0", 0, MILL, EVAL & ~(uint32_t)CMD_BENCH,
+      "context in tokens; 0: what prompt and answer need (run; 1,024 for an open answer), 512 "
+      "(perplexity), the model's (chat, plan)" },
     { "batch-size", "-b", KVD_OPT_INT, "N", "512", 1, 16384, EVAL,
       "tokens that go through the layers together in prefill" },
     { "ubatch-size", "-ub", KVD_OPT_INT, "N", "512", 1, 16384, EVAL,
@@ -75,7 +76,7 @@ const kvd_opt cli_options[] = {
     { "presence-penalty", "", KVD_OPT_NUM, "F", "0", -100, 100, GEN, "0: off" },
     { "frequency-penalty", "", KVD_OPT_NUM, "F", "0", -100, 100, GEN, "0: off" },
     { "repeat-last-n", "", KVD_OPT_INT, "N", "64", -1, MILL, GEN,
-      "tokens the penalties look back at; 0: none, -1: all" },
+      "tokens the penalties look back at; 0: none, -1: as many as can be (1,048,576)" },
     { "logit-bias", "-l", KVD_OPT_TEXT, "ID+B,...", NULL, NOLIM, GEN,
       "add B to the logit of token ID: 15043+1,2-100" },
     { "ignore-eos", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN, "go on past the model's end" },

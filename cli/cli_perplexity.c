@@ -112,33 +112,32 @@ static kvd_status score_text(run *r, kvd_err *err)
     const int64_t  limit    = kvd_opts_int(r->o, "chunks");
     uint64_t       n_window = r->text.n / r->n_ctx;
     cli_progress   bar;
-    const uint32_t n = r->text.n < r->n_ctx ? (uint32_t)r->text.n : r->n_ctx;
+    kvd_status     st = KVD_OK;
+    const uint32_t n  = r->text.n < r->n_ctx ? (uint32_t)r->text.n : r->n_ctx;
 
     if (n_window == 0)
         n_window = 1;
     if (limit >= 0 && (uint64_t)limit < n_window)
         n_window = (uint64_t)limit;
     cli_progress_start(&bar, "perplexity");
-    for (uint64_t w = 0; w < n_window; w++) {
-        KVD_TRY(score_window(r, r->text.data + w * r->n_ctx, n, err));
-        if (!cli_progress_step(&bar, (w + 1) * n, n_window * n))
-            return kvd_fail(err, KVD_E_CANCELED, 0, "stopped after %" PRIu64 " windows", w + 1);
+    for (uint64_t w = 0; w < n_window && st == KVD_OK; w++) {
+        st = score_window(r, r->text.data + w * r->n_ctx, n, err);
+        if (st == KVD_OK && !cli_progress_step(&bar, (w + 1) * n, n_window * n))
+            st = kvd_fail(err, KVD_E_CANCELED, 0, "stopped after %" PRIu64 " windows", w + 1);
     }
     cli_progress_end(&bar);
-    return KVD_OK;
+    return st;
 }
 
 static kvd_status read_text(run *r, kvd_err *err)
 {
     const char *ids  = kvd_opts_text(r->o, "tokens");
-    const char *file = kvd_opts_text(r->o, "file");
+    const char *file = cli_input_file(r->o, "file");
     kvd_buf     text = { 0 };
     kvd_status  st;
 
     if (ids)
         return cli_read_ids(ids, &r->text, err);
-    if (!file && r->o->n_rest == 1)
-        file = r->o->rest[0];
     if (!file)
         return kvd_fail(err, KVD_E_INVAL, 0, "no text: kvdrive perplexity -m FILE TEXTFILE");
     st = cli_read_file(file, TEXT_MAX_BYTES, &text, err);

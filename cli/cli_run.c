@@ -27,13 +27,8 @@ typedef struct job {
 /* The prompt's text: the file, then -p; a positional "-" is standard input. */
 static kvd_status prompt_text(const kvd_opts *o, kvd_buf *b, kvd_err *err)
 {
-    const char *file = kvd_opts_text(o, "file"), *p = kvd_opts_text(o, "prompt");
+    const char *file = cli_input_file(o, "file"), *p = kvd_opts_text(o, "prompt");
 
-    if (o->n_rest == 1 && !file)
-        file = o->rest[0];
-    else if (o->n_rest > 0)
-        return kvd_fail(err, KVD_E_INVAL, 0, "unexpected argument '%s' (prompts go behind -p)",
-                        o->rest[0]);
     if (!file && !p)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "no prompt: give -p TEXT, -f FILE or - for standard input");
@@ -50,21 +45,26 @@ static kvd_status tokenize_messages(job *j, const kvd_buf *text, kvd_err *err)
 {
     const char *system = kvd_opts_text(j->o, "system");
     json_t     *list   = json_array();
-    json_t     *user   = json_stringn_nocheck(text->data ? text->data : "", text->len);
-    char       *json   = NULL;
-    kvd_status  st     = KVD_OK;
+    json_t *first = system ? json_pack("{s:s, s:s}", "role", "system", "content", system) : NULL;
+    json_t *user = json_pack("{s:s, s:s%}", "role", "user", "content", text->data ? text->data : "",
+                             text->len);
+    const bool bad  = (system && !first) || !user; /* jansson refuses invalid UTF-8 */
+    char      *json = NULL;
+    kvd_status st   = KVD_OK;
 
-    /* jansson refuses invalid UTF-8 when it writes: say so in terms of the prompt */
-    if (list && system)
-        json_array_append_new(list, json_pack("{s:s, s:s}", "role", "system", "content", system));
-    if (list && user)
-        json_array_append_new(list, json_pack("{s:s, s:o}", "role", "user", "content", user));
-    json = list ? json_dumps(list, JSON_COMPACT) : NULL;
-    if (!json)
-        st = kvd_fail(
-            err, KVD_E_INVAL, 0,
-            "the prompt cannot go into a chat message: it is not valid UTF-8, or memory is "
-            "short (--raw takes any bytes)");
+    if (first)
+        json_array_append_new(list, first);
+    if (user)
+        json_array_append_new(list, user);
+    if (!bad)
+        json = json_dumps(list, JSON_COMPACT);
+    if (bad)
+        st = kvd_fail(err, KVD_E_INVAL, 0,
+                      "the %s cannot go into a chat message: it is not valid UTF-8, or memory is "
+                      "short (--raw takes any bytes)",
+                      user ? "system text" : "prompt");
+    else if (!json)
+        st = kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the chat message");
     else
         st = cli_tokenize_chat(j->m, json, kvd_opts_text(j->o, "template-vars"), &j->prompt, err);
     free(json);
@@ -105,7 +105,8 @@ static kvd_status open_session(job *j, kvd_err *err)
 {
     kvd_model_info     info = { .struct_size = sizeof(info) };
     const int64_t      n    = kvd_opts_int(j->o, "predict");
-    const uint64_t     want = j->prompt.n + (n >= 0 ? (uint64_t)n : ANSWER_ROOM);
+    const uint64_t     room = n < 0 ? ANSWER_ROOM : n > 0 ? (uint64_t)n : 1;
+    const uint64_t     want = j->prompt.n + room;
     kvd_session_params p;
 
     kvd_model_get_info(j->m, &info);
@@ -222,7 +223,7 @@ int cli_run(const kvd_opts *o)
 
     if (st == KVD_OK && kvd_opts_flag(o, "json"))
         print_json(&j);
-    else if (j.answer.len)
+    else if (j.answer.len && !kvd_opts_flag(o, "json"))
         fputc('\n', stdout);
     fflush(stdout);
     if (j.s && kvd_opts_flag(o, "stats"))

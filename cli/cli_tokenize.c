@@ -4,22 +4,27 @@
 #include <jansson.h>
 
 #include "cli.h"
+#include "text/text.h"
 
-/* Bytes as a quoted string; anything that is not printable ASCII or part of UTF-8 is escaped. */
+/* Bytes as a quoted string; control characters and what is not valid UTF-8 are escaped. */
 static void print_quoted(const char *s, size_t len)
 {
     putchar('"');
-    for (size_t i = 0; i < len; i++) {
+    for (size_t i = 0; i < len;) {
         const unsigned char c = (unsigned char)s[i];
+        uint32_t            cp;
+        const size_t        n = utf8_decode(s + i, len - i, &cp);
 
         if (c == '"' || c == '\\')
             printf("\\%c", c);
         else if (c == '\n')
             fputs("\\n", stdout);
-        else if (c < ' ' || c == 127)
-            printf("\\x%02x", c);
+        else if (c < ' ' || c == 127 || (cp == 0xfffd && n < 3) || (cp >= 0x80 && cp < 0xa0))
+            for (size_t k = 0; k < n; k++)
+                printf("\\x%02x", (unsigned char)s[i + k]);
         else
-            putchar(c);
+            fwrite(s + i, 1, n, stdout);
+        i += n;
     }
     putchar('"');
 }
@@ -44,7 +49,7 @@ static void print_tokens(const kvd_model *m, const cli_tokens *t, bool as_json)
 
 int cli_tokenize(const kvd_opts *o)
 {
-    const char *file = kvd_opts_text(o, "file"), *p = kvd_opts_text(o, "prompt");
+    const char *file = cli_input_file(o, "file"), *p = kvd_opts_text(o, "prompt");
     kvd_model  *m    = NULL;
     kvd_buf     text = { 0 };
     cli_tokens  t    = { 0 };
@@ -52,8 +57,6 @@ int cli_tokenize(const kvd_opts *o)
     kvd_span    all  = { 0 };
     kvd_status  st;
 
-    if (!file && o->n_rest == 1)
-        file = o->rest[0];
     if (!file == !p)
         return cli_usage("tokenize: give either -p TEXT or -f FILE (- is standard input)");
     st = cli_model_open(&m, o, &err);

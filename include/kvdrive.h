@@ -8,9 +8,9 @@
  * Ownership   what kvd_x_open() returns is released by kvd_x_close(); close accepts NULL.
  *             Text the library allocates (char **out) is released by kvd_free().
  * Threads     a model may be shared by threads once opened, except that evaluations over
- *             one model run one at a time (the caller's duty).  A session, a sampler and a
- *             detokenizer belong to one thread at a time.  kvd_session_cancel() may be
- *             called from any thread and from a signal handler.
+ *             one model, and the opening of sessions, run one at a time (the caller's duty).  A
+ *             session, a sampler and a detokenizer belong to one thread at a time.
+ *             kvd_session_cancel() may be called from any thread and from a signal handler.
  * Errors      kvd_status decides, kvd_err explains.  err may be NULL.  On failure an out
  *             pointer is NULL and no state has changed, unless a function says otherwise.
  * ABI         every params struct begins with struct_size = sizeof(the struct); use the
@@ -183,11 +183,12 @@ typedef struct kvd_chat_request {
         .struct_size = sizeof(kvd_chat_request), .add_generation_prompt = true \
     }
 
-/* Renders the chat template; *text is the caller's.  spans (may be NULL) receives a
- * caller-owned array of the bytes that come from the template and not from the messages. */
+/* Renders the chat template; *text is the caller's, *len (NULL: not wanted) its length: messages
+ * may hold zero bytes.  spans (may be NULL) receives a caller-owned array of the bytes that come
+ * from the template and not from the messages. */
 KVD_API KVD_MUST_USE kvd_status kvd_chat_render(const kvd_model *m, const kvd_chat_request *r,
-                                                char **text, kvd_span **spans, size_t *n_span,
-                                                kvd_err *err);
+                                                char **text, size_t *len, kvd_span **spans,
+                                                size_t *n_span, kvd_err *err);
 
 /* ---- session --------------------------------------------------------------------- */
 
@@ -198,7 +199,7 @@ typedef struct kvd_session_params {
     uint32_t    n_ctx;     /* most tokens of one sequence; 0: the model's context */
     uint32_t    n_seq;     /* sequences; 0: 1 */
     uint64_t    kv_tokens; /* KV capacity shared by all sequences; 0: n_ctx * n_seq */
-    uint32_t    n_batch;   /* most tokens of one kvd_eval(); 0: 512 */
+    uint32_t    n_batch;   /* most tokens of one kvd_eval(); 0: 512; at least n_seq is taken */
     uint32_t    n_logits;  /* most rows of logits of one kvd_eval(); 0: n_seq */
     kvd_kv_type kv_type;   /* AUTO: bf16, or f32 in a precise model and in backend "ref" */
 } kvd_session_params;
@@ -256,9 +257,12 @@ KVD_API uint32_t                kvd_seq_len(const kvd_session *s, uint32_t seq);
 /* Forgets all tokens from n_keep on; more than it holds is KVD_E_INVAL. */
 KVD_API KVD_MUST_USE kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep,
                                                  kvd_err *err);
-/* Makes the evaluation under way return KVD_E_CANCELED at the next layer edge; the request is
- * consumed by that return.  Any thread; async-signal-safe. */
+/* Makes the evaluation under way, or else the next one, return KVD_E_CANCELED at a layer edge; the
+ * request is consumed by that return.  Any thread; async-signal-safe. */
 KVD_API void kvd_session_cancel(kvd_session *s);
+/* Forgets a request that no evaluation has consumed (it came too late for the last one); whether
+ * there was one. */
+KVD_API bool kvd_session_uncancel(kvd_session *s);
 
 typedef struct kvd_stats {
     size_t   struct_size;
@@ -272,7 +276,7 @@ KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 
 typedef struct kvd_logit_bias {
     int32_t token;
-    float   bias;
+    float   bias; /* added to its logit; -INFINITY: never this token */
 } kvd_logit_bias;
 
 typedef struct kvd_sampler_params {
@@ -284,7 +288,7 @@ typedef struct kvd_sampler_params {
     float                 repeat_penalty;    /* 1: off; divides positive, multiplies negative */
     float                 presence_penalty;  /* 0: off */
     float                 frequency_penalty; /* 0: off */
-    int32_t               penalty_last_n;    /* tokens looked back at; 0: none, -1: all */
+    int32_t               penalty_last_n;    /* tokens looked back at; 0: none, -1: 2^20 */
     uint64_t              seed;
     const kvd_logit_bias *bias; /* copied */
     size_t                n_bias;

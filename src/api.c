@@ -101,6 +101,8 @@ kvd_status kvd_inspect(const char *path, char **json, kvd_err *err)
     kvd_buf    b = { 0 };
 
     *json = NULL;
+    if (!path)
+        return kvd_fail(err, KVD_E_INVAL, 0, "no file to inspect");
     KVD_TRY(gguf_open(&g, path, err));
     gguf_to_json(g, &b);
     gguf_close(g);
@@ -231,7 +233,7 @@ void kvd_detok_close(kvd_detok *d)
     tok_stream_close((tok_stream *)d);
 }
 
-kvd_status kvd_chat_render(const kvd_model *m, const kvd_chat_request *r, char **text,
+kvd_status kvd_chat_render(const kvd_model *m, const kvd_chat_request *r, char **text, size_t *len,
                            kvd_span **spans, size_t *n_span, kvd_err *err)
 {
     kvd_chat_request q;
@@ -241,6 +243,8 @@ kvd_status kvd_chat_render(const kvd_model *m, const kvd_chat_request *r, char *
     kvd_status       st;
 
     *text = NULL;
+    if (len)
+        *len = 0;
     if (spans)
         *spans = NULL;
     if (n_span)
@@ -250,9 +254,13 @@ kvd_status kvd_chat_render(const kvd_model *m, const kvd_chat_request *r, char *
         return kvd_fail(err, KVD_E_INVAL, 0, "kvd_chat_request.messages_json is NULL");
     st = engine_chat_render(m, &q, &out, &sp, &n, err);
     if (st == KVD_OK) {
+        const size_t out_len = out.len;
+
         *text = kvd_buf_take(&out);
         if (!*text)
             st = kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the rendered chat");
+        else if (len)
+            *len = out_len;
     }
     kvd_buf_free(&out);
     if (st == KVD_OK && spans && n_span) {
@@ -327,6 +335,11 @@ kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_e
 void kvd_session_cancel(kvd_session *s)
 {
     atomic_store_explicit(&s->cancel, true, memory_order_relaxed);
+}
+
+bool kvd_session_uncancel(kvd_session *s)
+{
+    return atomic_exchange_explicit(&s->cancel, false, memory_order_relaxed);
 }
 
 void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)

@@ -89,10 +89,67 @@ expect "template refused by name" 3 'frobnicate.*--chat-template' "$kvd" run -m 
     --chat-template "$tmp/bad.jinja" -p hi
 
 printf 'some text to score, long enough to fill a window or two\n%.0s' {1..20} >"$tmp/text"
+expect "stray argument" 2 "unexpected argument 'b'" "$kvd" perplexity -m $tiny/llama.gguf a b
+expect "stray argument where none belongs" 2 "unexpected argument 'x'" "$kvd" doctor x
+expect "an argument beats the environment" 0 'token_embd' env KVDRIVE_MODEL=/nonexistent \
+    "$kvd" inspect $tiny/llama.gguf
+expect "a system text that is no UTF-8" 2 'the system text cannot' "$kvd" run -m $tiny/llama.gguf \
+    --chat-template "$tmp/ok.jinja" -p hi --system $'\xff'
+printf 'a\0b' >"$tmp/zero"
+expect "a zero byte in a message" 0 '"prompt_tokens":9' "$kvd" run -m $tiny/llama.gguf \
+    --chat-template "$tmp/ok.jinja" -f "$tmp/zero" -n 1 --json
+expect "what is no UTF-8 is escaped" 0 '"\\xff"' bash -c "printf '\xff' |
+    '$kvd' tokenize -m $tiny/llama.gguf -"
+expect "no answer asked for" 0 '"decode_tokens":0' "$kvd" run -m $tiny/llama.gguf --tokens \
+    <(seq 1 127) -n 0 --json
+expect "bench takes no context" 2 'does not belong' "$kvd" bench -m $tiny/qwen2.gguf -c 64
+
+# Metadata added in front of a file's own; a filler keeps the tensor data aligned.
+python3 - "$tiny/llama.gguf" "$tmp" <<'PY'
+import struct, sys
+data = open(sys.argv[1], "rb").read()
+def text(s):
+    return struct.pack("<Q", len(s)) + s
+def save(name, *keys):
+    new = b"".join(text(k) + {int: lambda v: struct.pack("<II", 4, v),
+                              float: lambda v: struct.pack("<If", 6, v),
+                              bytes: lambda v: struct.pack("<I", 8) + text(v)}[type(v)](v)
+                   for k, v in keys)
+    new += text(b"filler") + struct.pack("<I", 8) + text(b"x" * (-(len(new) + 26) % 32))
+    n = struct.unpack_from("<Q", data, 16)[0] + len(keys) + 1
+    open(f"{sys.argv[2]}/{name}.gguf", "wb").write(
+        data[:16] + struct.pack("<Q", n) + new + data[24:])
+save("wide", (b"llama.attention.key_length", 1024))
+save("scaled", (b"llama.rope.scaling.factor", 2.0))
+save("scaled_old", (b"llama.rope.scale_linear", 2.0))
+save("unscaled", (b"llama.rope.scaling.type", b"linear"), (b"llama.rope.scaling.factor", 1.0))
+save("window", (b"llama.attention.sliding_window", 64))
+save("zero", (b"general.description", b"a\0b"))
+PY
+expect "heads too wide" 3 'key_length is 1024, expected 1 to 512' \
+    "$kvd" run -m "$tmp/wide.gguf" --raw -p x
+expect "a zero byte in metadata" 0 'u0000' "$kvd" inspect "$tmp/zero.gguf"
+expect "scaling beyond a sliding window" 3 'sliding window of 64' "$kvd" run -m "$tmp/window.gguf" \
+    --raw -p x --rope-scaling yarn --rope-scale 2
+logits() {
+    "$kvd" perplexity -m "$@" "$tmp/text" -c 64 --chunks 1 --logits-out "$tmp/logits" >/dev/null &&
+        sha256sum <"$tmp/logits"
+}
+plain=$(logits $tiny/llama.gguf)
+linear=$(logits $tiny/llama.gguf --rope-scaling linear --rope-scale 2)
+n=$((n + 1))
+[ "$plain" != "$linear" ] && [ "$(logits "$tmp/scaled.gguf")" = "$linear" ] &&
+    [ "$(logits "$tmp/scaled_old.gguf")" = "$linear" ] &&
+    [ "$(logits "$tmp/unscaled.gguf")" = "$plain" ] || {
+    echo "FAILED: RoPE scaling without a type in the file"
+    failed=$((failed + 1))
+}
+
 expect "perplexity" 0 'perplexity [0-9.]+ \+/- [0-9.]+ over 496' \
     "$kvd" perplexity -m $tiny/llama.gguf \
     "$tmp/text" -c 64 --chunks 16
-"$kvd" perplexity -m $tiny/llama.gguf "$tmp/text" -c 64 --chunks 2 --logits-out "$tmp/logits" >/dev/null
+"$kvd" perplexity -m $tiny/llama.gguf "$tmp/text" -c 64 --chunks 2 --logits-out "$tmp/logits" \
+    >/dev/null
 [ "$(stat -c %s "$tmp/logits")" = $((2 * 31 * 264 * 4)) ] || {
     echo "FAILED: logits-out has $(stat -c %s "$tmp/logits") bytes"
     failed=$((failed + 1))

@@ -44,7 +44,7 @@ static kvd_status whole_way(const char *path, const char *backend, kvd_err *err)
     if (st == KVD_OK)
         st = kvd_tokenize(m, text, strlen(text), &none, 1, true, id, 64, &n, err);
     if (st == KVD_OK) {
-        st = kvd_chat_render(m, &chat, &out, &spans, &n_span, err);
+        st = kvd_chat_render(m, &chat, &out, NULL, &spans, &n_span, err);
         st = st == KVD_E_UNSUPPORTED ? KVD_OK : st; /* the tiny models have no template */
     }
     if (st == KVD_OK)

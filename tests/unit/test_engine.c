@@ -245,6 +245,11 @@ static void test_cancel_changes_nothing(void **state)
     assert_int_equal(kvd_eval(s, &b, &err), KVD_OK); /* the request was consumed */
     alone(m, 3, 41, want);
     assert_memory_equal(kvd_logits(s, 0), want, sizeof(want));
+
+    kvd_session_cancel(s); /* too late for an evaluation: forgotten when asked to */
+    assert_true(kvd_session_uncancel(s));
+    assert_false(kvd_session_uncancel(s));
+    assert_int_equal(kvd_eval(s, &b, &err), KVD_OK);
     kvd_session_close(s);
     kvd_model_close(m);
 }
