@@ -40,7 +40,7 @@ void tmpl_float_text(double f, char out[TMPL_FLOAT_TEXT])
     int  n, exp10, at = 0;
 
     if (isnan(f) || isinf(f)) {
-        strcpy(out, isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
+        snprintf(out, TMPL_FLOAT_TEXT, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
         return;
     }
     if (signbit(f))
@@ -157,9 +157,9 @@ static void repr_scalar(tmpl_sb *sb, const tmpl_val *v)
     char text[TMPL_FLOAT_TEXT];
 
     if (v->kind == TV_NONE)
-        strcpy(text, "None");
+        snprintf(text, sizeof(text), "%s", "None");
     else if (v->kind == TV_BOOL)
-        strcpy(text, v->u.b ? "True" : "False");
+        snprintf(text, sizeof(text), "%s", v->u.b ? "True" : "False");
     else if (v->kind == TV_INT)
         snprintf(text, sizeof(text), "%" PRId64, v->u.i);
     else
@@ -280,13 +280,16 @@ static void json_scalar(tmpl_sb *sb, const tmpl_val *v)
     char text[TMPL_FLOAT_TEXT];
 
     if (v->kind == TV_NONE)
-        strcpy(text, "null");
+        snprintf(text, sizeof(text), "%s", "null");
     else if (v->kind == TV_BOOL)
-        strcpy(text, v->u.b ? "true" : "false");
+        snprintf(text, sizeof(text), "%s", v->u.b ? "true" : "false");
     else if (v->kind == TV_INT)
         snprintf(text, sizeof(text), "%" PRId64, v->u.i);
     else if (isnan(v->u.f) || isinf(v->u.f))
-        strcpy(text, isnan(v->u.f) ? "NaN" : v->u.f < 0 ? "-Infinity" : "Infinity");
+        snprintf(text, sizeof(text), "%s",
+                 isnan(v->u.f) ? "NaN"
+                 : v->u.f < 0  ? "-Infinity"
+                               : "Infinity");
     else
         tmpl_float_text(v->u.f, text);
     tmpl_sb_puts(sb, text);
