@@ -6,9 +6,10 @@
 #include "base/half.h"
 
 #define CPU_VEC_W 4
-typedef float   vf __attribute__((vector_size(16)));
-typedef float   vf_any __attribute__((vector_size(16), aligned(4), may_alias));
-typedef int32_t vi __attribute__((vector_size(16)));
+typedef float    vf __attribute__((vector_size(16)));
+typedef float    vf_any __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t  vi __attribute__((vector_size(16)));
+typedef uint32_t vu __attribute__((vector_size(16)));
 
 CPU_INLINE vf vf_load(const float *p)
 {
@@ -41,7 +42,7 @@ CPU_INLINE vf vf_fma(vf a, vf b, vf c)
 /* 2^n for t = 0x1.8p23 + n. */
 CPU_INLINE vf vf_pow2(vf t)
 {
-    return (vf)(((vi)t + 127) << 23);
+    return (vf)(((vu)t + 127u) << 23); /* unsigned: a NaN may wrap */
 }
 CPU_INLINE vf vf_load_bf16(const uint16_t *p)
 {
