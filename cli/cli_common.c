@@ -47,14 +47,15 @@ const char *cli_input_file(const kvd_opts *o, const char *option)
     return o->n_rest == 1 ? o->rest[0] : kvd_opts_text(o, option);
 }
 
-static kvd_rope_scaling rope_scaling(const char *name)
+/* Position of a choice in the list its option names; the public enums follow the same order. */
+static int choice(const char *list, const char *name)
 {
-    static const char *const names[] = { "auto", "none", "linear", "yarn" };
+    const size_t len = strlen(name);
+    int          i   = 0;
 
-    for (int i = 0; i < 4; i++)
-        if (strcmp(name, names[i]) == 0)
-            return (kvd_rope_scaling)i;
-    return KVD_ROPE_AUTO;
+    for (const char *s = list; strncmp(s, name, len) != 0 || (s[len] && s[len] != '|'); i++)
+        s = strchr(s, '|') + 1; /* the options table has checked that it is there */
+    return i;
 }
 
 kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
@@ -72,10 +73,12 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
     p.n_thread      = (uint32_t)kvd_opts_int(o, "threads");
     p.precise       = kvd_opts_flag(o, "precise");
     p.deterministic = kvd_opts_flag(o, "deterministic");
-    p.rope_scaling  = rope_scaling(kvd_opts_text(o, "rope-scaling"));
+    p.rope_scaling =
+        (kvd_rope_scaling)choice("auto|none|linear|yarn", kvd_opts_text(o, "rope-scaling"));
     p.rope_factor   = (float)kvd_opts_num(o, "rope-scale");
     p.rope_orig_ctx = (uint32_t)kvd_opts_int(o, "yarn-orig-ctx");
     p.rope_base     = (float)kvd_opts_num(o, "rope-freq-base");
+    p.weights       = (kvd_weights)choice("auto|map|copy", kvd_opts_text(o, "weights"));
     *out            = NULL;
     if (!p.path)
         return kvd_fail(err, KVD_E_INVAL, 0,

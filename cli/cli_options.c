@@ -26,6 +26,9 @@ const kvd_opt cli_options[] = {
       "the same bits however a prompt is cut or sequences are batched; slower" },
     { "gpu-layers", "-ngl --n-gpu-layers", KVD_OPT_INT, "N", "0", 0, 100000, EVAL,
       "layers on a GPU; this build has no GPU backend, anything above 0 is said and ignored" },
+    { "weights", "", KVD_OPT_CHOICE, "auto|map|copy", "auto", NOLIM, EVAL,
+      "map: shared with other processes; copy: huge pages, faster; auto: copy if it takes at most "
+      "half of the free memory" },
     { "rope-scaling", "", KVD_OPT_CHOICE, "auto|none|linear|yarn", "auto", NOLIM, EVAL,
       "how positions beyond the trained context are served" },
     { "rope-scale", "", KVD_OPT_NUM, "F", "1", 1, 1024, EVAL, "factor of linear or yarn scaling" },

@@ -97,6 +97,12 @@ typedef enum kvd_rope_scaling {
     KVD_ROPE_YARN    /* arXiv 2309.00071, rope_factor over the original context */
 } kvd_rope_scaling;
 
+typedef enum kvd_weights {
+    KVD_WEIGHTS_AUTO, /* COPY while the file takes at most half of the available memory */
+    KVD_WEIGHTS_MAP,  /* the file's mapping: shared with other processes, read on demand */
+    KVD_WEIGHTS_COPY  /* a read-only copy in huge pages: faster to stream through */
+} kvd_weights;
+
 typedef struct kvd_model_params {
     size_t           struct_size;
     const char      *path;          /* GGUF file; of a split set, its first file */
@@ -111,6 +117,7 @@ typedef struct kvd_model_params {
     float            rope_factor;   /* > 1 with LINEAR or YARN; else ignored */
     uint32_t         rope_orig_ctx; /* YARN: 0 means the file's context length */
     float            rope_base;     /* 0: the file's */
+    kvd_weights      weights;
 } kvd_model_params;
 #define KVD_MODEL_PARAMS_INIT                   \
     {                                           \

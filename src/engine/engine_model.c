@@ -263,6 +263,9 @@ static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *e
     gguf_str                 name = { 0 };
 
     KVD_TRY(gguf_open(&m->file, p->path, err));
+    if (p->weights == KVD_WEIGHTS_COPY ||
+        (p->weights == KVD_WEIGHTS_AUTO && gguf_mapped_bytes(m->file) <= os_mem_available() / 2))
+        gguf_copy_to_memory(m->file);
     KVD_TRY(model_open(&m->net, m->file, &rope, err));
     KVD_TRY(gguf_get_str(m->file, "general.name", false, &name, err));
     snprintf(m->name, sizeof(m->name), "%.*s", (int)kvd_min_u64(name.len, sizeof(m->name) - 1),

@@ -57,6 +57,10 @@ typedef struct gguf_tensor {
 kvd_status gguf_open(gguf_file **out, const char *path, kvd_err *err);
 void       gguf_close(gguf_file *g);
 
+/* Copies the files into memory (os_map_copy); what does not fit stays mapped.  Before the file is
+ * shared with other threads. */
+void gguf_copy_to_memory(gguf_file *g);
+
 uint32_t    gguf_version(const gguf_file *g);
 uint64_t    gguf_mapped_bytes(const gguf_file *g); /* of all files */
 uint64_t    gguf_tensor_bytes(const gguf_file *g); /* sum over tensors we read */

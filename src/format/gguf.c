@@ -219,6 +219,14 @@ kvd_status gguf_open(gguf_file **out, const char *path, kvd_err *err)
     return KVD_OK;
 }
 
+void gguf_copy_to_memory(gguf_file *g)
+{
+    for (uint32_t i = 0; i < g->n_part; i++)
+        if (!os_map_copy(&g->part[i].map))
+            kvd_log(KVD_LOG_WARN, "%s: stays mapped, there is no memory for a copy",
+                    g->part[i].path);
+}
+
 void gguf_close(gguf_file *g)
 {
     if (!g)

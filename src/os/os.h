@@ -16,9 +16,14 @@ typedef struct os_map {
 } os_map;
 
 kvd_status os_map_open(os_map *out, const char *path, kvd_err *err);
-void       os_map_close(os_map *m);           /* zeroes *m */
-void       os_map_will_need(const os_map *m); /* read-ahead hint */
-uint64_t   os_map_resident(const os_map *m);  /* bytes in page cache now */
+/* Replaces the mapping by a read-only copy in memory of our own, in huge pages where the system has
+ * them: streams faster (fewer page walks), and nobody can truncate it.  Pointers into it stay
+ * valid. false when there is no memory for it: then the mapping stays.  No other thread may read it
+ * meanwhile. */
+bool     os_map_copy(os_map *m);
+void     os_map_close(os_map *m);           /* zeroes *m */
+void     os_map_will_need(const os_map *m); /* read-ahead hint */
+uint64_t os_map_resident(const os_map *m);  /* bytes in page cache now */
 
 /* ---- processors and memory ------------------------------------------------------- */
 

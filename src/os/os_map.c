@@ -1,16 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* os_map.c - files mapped read-only.
  *
+ * A mapping lies at a multiple of a huge page and takes whole huge pages of address space, so that
+ * os_map_copy() can put huge pages in its place.
+ *
  * Owns: the mapping; the descriptor is closed as soon as the mapping stands.
  * Any thread; one os_map belongs to one thread at a time until it is only read. */
+#define _GNU_SOURCE /* mremap */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "os/os.h"
+
+#define HUGE_PAGE  (2u << 20)
+#define COPY_BYTES (16u << 20) /* copied at a time: all that is resident twice */
+
+/* Address space of at least this many bytes at a multiple of a huge page, for MAP_FIXED; what is
+ * left around it is given back.  NULL: there is none. */
+static void *reserve(uint64_t bytes)
+{
+    const uint64_t len = kvd_align_up(bytes, HUGE_PAGE);
+    uint8_t       *p   = mmap(NULL, (size_t)(len + HUGE_PAGE), PROT_NONE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t       *at;
+
+    if (p == MAP_FAILED)
+        return NULL;
+    at = (uint8_t *)(uintptr_t)kvd_align_up((uintptr_t)p, HUGE_PAGE);
+    if (at > p)
+        munmap(p, (size_t)(at - p));
+    munmap(at + len, (size_t)(p + HUGE_PAGE - at));
+    return at;
+}
 
 static kvd_status map_fd(os_map *out, int fd, const char *path, kvd_err *err)
 {
@@ -25,8 +51,10 @@ static kvd_status map_fd(os_map *out, int fd, const char *path, kvd_err *err)
         return kvd_fail(err, KVD_E_IO, 0, "%s: not a regular file", path);
     if (st.st_size == 0)
         return KVD_OK; /* nothing to map */
-    p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED)
+    p = reserve((uint64_t)st.st_size);
+    if (p)
+        p = mmap(p, (size_t)st.st_size, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (!p || p == MAP_FAILED)
         return kvd_fail(err, KVD_E_IO, errno, "%s: map %" PRIu64 " bytes", path,
                         (uint64_t)st.st_size);
     *out = (os_map){ p, (uint64_t)st.st_size };
@@ -51,8 +79,38 @@ kvd_status os_map_open(os_map *out, const char *path, kvd_err *err)
 void os_map_close(os_map *m)
 {
     if (m->data)
-        munmap((void *)(uintptr_t)m->data, (size_t)m->bytes);
+        munmap((void *)(uintptr_t)m->data, (size_t)kvd_align_up(m->bytes, HUGE_PAGE));
     *m = (os_map){ 0 };
+}
+
+bool os_map_copy(os_map *m)
+{
+    const uint64_t len  = kvd_align_up(m->bytes, HUGE_PAGE);
+    uint8_t       *file = (uint8_t *)(uintptr_t)m->data;
+    uint8_t       *copy = m->data ? reserve(m->bytes) : NULL;
+
+    if (!copy)
+        return false;
+    if (mprotect(copy, (size_t)len, PROT_READ | PROT_WRITE) != 0)
+        goto fail;
+    (void)madvise(copy, (size_t)len, MADV_HUGEPAGE);
+#ifdef MADV_POPULATE_WRITE
+    if (madvise(copy, (size_t)len, MADV_POPULATE_WRITE) != 0 && errno != EINVAL)
+        goto fail; /* no memory: the mapping stays what it is */
+#endif
+    for (uint64_t off = 0; off < m->bytes; off += COPY_BYTES) {
+        const size_t n = (size_t)kvd_min_u64(COPY_BYTES, m->bytes - off);
+
+        memcpy(copy + off, file + off, n);
+        (void)madvise(file + off, n, MADV_DONTNEED);
+    }
+    if (mprotect(copy, (size_t)len, PROT_READ) != 0 ||
+        mremap(copy, (size_t)len, (size_t)len, MREMAP_MAYMOVE | MREMAP_FIXED, file) == MAP_FAILED)
+        goto fail;
+    return true;
+fail:
+    munmap(copy, (size_t)len);
+    return false;
 }
 
 void os_map_will_need(const os_map *m)

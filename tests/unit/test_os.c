@@ -45,6 +45,31 @@ static void put_text(const char *name, const char *text)
 
 /* ---- maps ------------------------------------------------------------------------ */
 
+/* Lengths around a page, a huge page and the copy's piece; pointers into the mapping stay good. */
+static void test_map_copy_keeps_pointers(void **state)
+{
+    static const size_t len[] = { 1, 4096, 4097, 2 << 20, (2 << 20) + 1, (16 << 20) + 4099 };
+
+    (void)state;
+    for (size_t k = 0; k < KVD_COUNTOF(len); k++) {
+        uint8_t       *data = malloc(len[k]);
+        const uint8_t *last;
+        os_map         m;
+
+        for (size_t i = 0; i < len[k]; i++)
+            data[i] = (uint8_t)(i * 13 + i / 4096);
+        put_file("copied", data, len[k]);
+        assert_int_equal(os_map_open(&m, in_dir("copied"), NULL), KVD_OK);
+        last = m.data + len[k] - 1;
+        assert_true(os_map_copy(&m));
+        assert_true(last == m.data + len[k] - 1);
+        put_file("copied", "gone", 4); /* what the file becomes is no longer our concern */
+        assert_memory_equal(m.data, data, len[k]);
+        os_map_close(&m);
+        free(data);
+    }
+}
+
 static void test_map_reads_a_file(void **state)
 {
     static uint8_t data[100001];
@@ -460,6 +485,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_map_reads_a_file),
+        cmocka_unit_test(test_map_copy_keeps_pointers),
         cmocka_unit_test(test_map_of_an_empty_file),
         cmocka_unit_test(test_map_refuses_what_is_no_file),
         cmocka_unit_test(test_cpu_levels_follow_features),
