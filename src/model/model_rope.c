@@ -171,9 +171,13 @@ kvd_status model_rope_init(model *m, const gguf_file *g, const model_rope_reques
     KVD_TRY(gguf_get_u32(g, key, false, &hp->n_rot, err));
     snprintf(key, sizeof(key), "%s.rope.freq_base", hp->arch);
     KVD_TRY(gguf_get_f32(g, key, false, &hp->rope_base, err));
-    if (r->base > 0.0f)
+    if (r->base != 0.0f && !(r->base > 1.0f && isfinite(r->base)))
+        return kvd_fail(err, KVD_E_INVAL, 0, "RoPE base %g: expected a number above 1, or 0",
+                        (double)r->base);
+    if (r->base != 0.0f)
         hp->rope_base = r->base;
-    if (hp->n_rot == 0 || hp->n_rot % 2 || hp->n_rot > hp->head_dim || !(hp->rope_base > 1.0f))
+    if (hp->n_rot == 0 || hp->n_rot % 2 || hp->n_rot > hp->head_dim ||
+        !(hp->rope_base > 1.0f && isfinite(hp->rope_base)))
         return kvd_fail(err, KVD_E_CORRUPT, 0, "RoPE over %u of %u dimensions, base %g", hp->n_rot,
                         hp->head_dim, (double)hp->rope_base);
     m->inv_freq = kvd_calloc(hp->n_rot / 2, sizeof(float));
