@@ -30,7 +30,7 @@
 #include "os/os.h"
 
 #define N_THREAD_MAX 1024u
-#define SPIN_NS      30000u /* longer than the gaps between the jobs of one decode step */
+#define SPIN_NS      100000u /* longer than the gaps between the jobs of one decode step */
 #define SPIN_PAUSES  8      /* between looks at the clock */
 #define PAD_BYTES    128    /* two lines: neighbours are prefetched in pairs */
 
