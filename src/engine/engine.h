@@ -72,6 +72,7 @@ struct kvd_session {
     kvd_kv_seq *out_part; /* those rows as parts, for the last layer */
     uint32_t    n_part, n_out;
     uint32_t   *seq_rows; /* [n_seq] rows of each sequence in the batch */
+    uint32_t   *seq_new;  /* [n_seq] the same, kept while sequences are made current */
 
     uint32_t    n_logits; /* valid rows in buf.logits */
     atomic_bool cancel;

@@ -59,14 +59,20 @@ static kvd_status check_work(const kvd_session *s, const work *w, kvd_err *err)
     return KVD_OK;
 }
 
+/* n[seq] = rows of each sequence in the batch. */
+static void count_rows(const kvd_session *s, const work *w, uint32_t *n)
+{
+    memset(n, 0, s->params.n_seq * sizeof(*n));
+    for (uint32_t i = 0; i < w->n_token; i++)
+        n[work_seq(w, i)]++;
+}
+
 /* Gathers the batch's tokens by sequence: fills part, out_row and buf.token. */
 static void lay_out(kvd_session *s, const work *w)
 {
     uint32_t row = 0;
 
-    memset(s->seq_rows, 0, s->params.n_seq * sizeof(*s->seq_rows));
-    for (uint32_t i = 0; i < w->n_token; i++)
-        s->seq_rows[work_seq(w, i)]++;
+    count_rows(s, w, s->seq_rows);
     s->n_part = 0;
     for (uint32_t q = 0; q < s->params.n_seq; q++) {
         const uint32_t n = s->seq_rows[q];
@@ -167,11 +173,10 @@ static kvd_status make_current(kvd_session *s, uint32_t seq, uint32_t final_len,
 static kvd_status eval_work(kvd_session *s, const work *w, kvd_err *err)
 {
     KVD_TRY(check_work(s, w, err));
+    count_rows(s, w, s->seq_new);
     for (uint32_t q = 0; q < s->params.n_seq; q++) {
-        uint32_t n = 0;
+        const uint32_t n = s->seq_new[q];
 
-        for (uint32_t i = 0; i < w->n_token; i++)
-            n += work_seq(w, i) == q;
         if (n == 0)
             continue;
         if (n > s->params.n_ctx - s->seq[q].n_token)

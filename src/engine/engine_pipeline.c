@@ -80,12 +80,13 @@ static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, con
     return r->ops->attn(r->stream, &a, err);
 }
 
-/* The part of the batch that holds this row. */
-static const kvd_kv_seq *part_of_row(const kvd_session *s, uint32_t row)
+/* The part of the batch that holds this row; the search goes on from where the last row was, since
+ * rows mostly ascend. */
+static const kvd_kv_seq *part_of_row(const kvd_session *s, const kvd_kv_seq *p, uint32_t row)
 {
-    const kvd_kv_seq *p = s->part;
-
-    while (row < p->first_row || row - p->first_row >= p->n_row)
+    if (row < p->first_row)
+        p = s->part;
+    while (row - p->first_row >= p->n_row)
         p++; /* every row is in one */
     return p;
 }
@@ -98,15 +99,17 @@ static uint32_t keep_wanted_rows(kvd_session *s, const model_run *r)
 {
     const model_hparams *hp = model_get_hparams(s->model->net);
     const size_t         nx = hp->n_embd, nq = (size_t)hp->n_head * hp->head_dim;
-    uint32_t             n = 0;
+    const kvd_kv_seq    *part = s->part;
+    uint32_t             n    = 0;
 
     for (uint32_t i = 0; i < s->n_out; i++) {
-        const uint32_t    row  = s->out_row[i];
-        const kvd_kv_seq *part = part_of_row(s, row);
+        const uint32_t          row  = s->out_row[i];
+        const kvd_kv_seq *const last = part;
 
+        part = part_of_row(s, last, row);
         memcpy(r->xn + i * nx, r->x + row * nx, nx * sizeof(float));
         memcpy(r->att + i * nq, r->q + row * nq, nq * sizeof(float));
-        if (i > 0 && row == s->out_row[i - 1] + 1 && part == part_of_row(s, row - 1)) {
+        if (i > 0 && row == s->out_row[i - 1] + 1 && part == last) {
             s->out_part[n - 1].n_row++;
             continue;
         }

@@ -117,7 +117,7 @@ static uint64_t plan_buffers(const kvd_model *m, const kvd_session_params *p, en
 static uint64_t session_host_bytes(const kvd_session_params *p)
 {
     const uint64_t per_row = 2 * sizeof(kvd_kv_seq) + 2 * sizeof(uint32_t);
-    const uint64_t per_seq = sizeof(engine_seq) + 4 + 4 * (uint64_t)p->n_ctx;
+    const uint64_t per_seq = sizeof(engine_seq) + 8 + 4 * (uint64_t)p->n_ctx;
 
     return sizeof(kvd_session) + per_row * p->n_batch + per_seq * p->n_seq;
 }
@@ -169,10 +169,11 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
     s->part_seq = kvd_calloc(p->n_batch, sizeof(*s->part_seq));
     s->out_row  = kvd_calloc(p->n_batch, sizeof(*s->out_row));
     s->seq_rows = kvd_calloc(p->n_seq, sizeof(*s->seq_rows));
+    s->seq_new  = kvd_calloc(p->n_seq, sizeof(*s->seq_new));
     s->seq      = kvd_calloc(p->n_seq, sizeof(*s->seq));
     s->tokens   = kvd_calloc((size_t)p->n_seq * p->n_ctx, sizeof(*s->tokens));
-    if (!s->part || !s->out_part || !s->part_seq || !s->out_row || !s->seq_rows || !s->seq ||
-        !s->tokens)
+    if (!s->part || !s->out_part || !s->part_seq || !s->out_row || !s->seq_rows || !s->seq_new ||
+        !s->seq || !s->tokens)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its tables");
     for (uint32_t i = 0; i < p->n_seq; i++)
         s->seq[i].token = s->tokens + (size_t)i * p->n_ctx;
@@ -251,6 +252,7 @@ void engine_session_close(kvd_session *s)
     kvd_free(s->part_seq);
     kvd_free(s->out_row);
     kvd_free(s->seq_rows);
+    kvd_free(s->seq_new);
     kvd_free(s->seq);
     kvd_free(s->tokens);
     kvd_free(s);

@@ -248,11 +248,12 @@ static void gemm_pass(cpu_backend *be, gemm_job *j)
 
 void cpu_gemm(cpu_backend *be, const kvd_matmul_args *a)
 {
-    gemm_job       j    = { .kernel = gemm_kernel_of(be),
-                            .a      = a,
-                            .packed = (uint8_t *)kvd_align_up((uintptr_t)be->mm_scratch, KVD_CACHE_LINE),
-                            .tile_bytes = gemm_tile_bytes(a->n_col) };
-    const uint32_t pass = gemm_pass_tokens(j.kernel, a->n_col);
+    const uintptr_t scratch = kvd_align_up((uintptr_t)be->mm_scratch, KVD_CACHE_LINE);
+    gemm_job        j       = { .kernel     = gemm_kernel_of(be),
+                                .a          = a,
+                                .packed     = (uint8_t *)scratch,
+                                .tile_bytes = gemm_tile_bytes(a->n_col) };
+    const uint32_t  pass    = gemm_pass_tokens(j.kernel, a->n_col);
 
     j.panel_bytes  = gemm_panel_bytes(j.kernel);
     j.thread_bytes = gemm_thread_bytes(j.kernel, a->n_token);
