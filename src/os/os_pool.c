@@ -31,8 +31,8 @@
 
 #define N_THREAD_MAX 1024u
 #define SPIN_NS      100000u /* longer than the gaps between the jobs of one decode step */
-#define SPIN_PAUSES  8      /* between looks at the clock */
-#define PAD_BYTES    128    /* two lines: neighbours are prefetched in pairs */
+#define SPIN_PAUSES  8       /* between looks at the clock */
+#define PAD_BYTES    128     /* two lines: neighbours are prefetched in pairs */
 
 typedef struct worker {
     pthread_t       id;
