@@ -95,6 +95,33 @@ static kvd_status longrope_init(model *m, const gguf_file *g, kvd_err *err)
     return KVD_OK;
 }
 
+/* YaRN as we compute it; a file that asks for other constants is refused, not half obeyed. */
+static kvd_status file_yarn(const gguf_file *g, const model_hparams *hp, model_rope_request *r,
+                            kvd_err *err)
+{
+    static const struct {
+        const char *key;
+        float       served;
+    } constants[] = {
+        { "attn_factor", 1.0f },         { "yarn_attn_factor", 1.0f },
+        { "yarn_ext_factor", 1.0f },     { "yarn_beta_fast", (float)YARN_BETA_FAST },
+        { "yarn_log_multiplier", 0.0f }, { "yarn_beta_slow", (float)YARN_BETA_SLOW },
+    };
+
+    for (size_t i = 0; i < KVD_COUNTOF(constants); i++) {
+        float x = constants[i].served;
+        char  key[96];
+
+        snprintf(key, sizeof(key), "%s.rope.scaling.%s", hp->arch, constants[i].key);
+        KVD_TRY(gguf_get_f32(g, key, false, &x, err));
+        if (x != constants[i].served)
+            return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "%s is %g, this build runs YaRN with %g",
+                            key, (double)x, (double)constants[i].served);
+    }
+    r->scaling = KVD_ROPE_YARN;
+    return KVD_OK;
+}
+
 /* What the file asks for, in the user's terms.  Old files name no type, or have the factor of
  * linear scaling under the key rope.scale_linear. */
 static kvd_status file_scaling(const gguf_file *g, const model_hparams *hp, model_rope_request *r,
@@ -114,7 +141,7 @@ static kvd_status file_scaling(const gguf_file *g, const model_hparams *hp, mode
     if (gguf_str_eq(type, "linear") || (type.len == 0 && r->factor != 0.0f))
         r->scaling = r->factor == 1.0f ? KVD_ROPE_NONE : KVD_ROPE_LINEAR;
     else if (gguf_str_eq(type, "yarn"))
-        r->scaling = KVD_ROPE_YARN;
+        return file_yarn(g, hp, r, err);
     else if (type.len == 0 || gguf_str_eq(type, "none") || gguf_str_eq(type, "longrope"))
         r->scaling = KVD_ROPE_NONE; /* longrope is recognised by its tensors */
     else

@@ -74,6 +74,17 @@ open(sys.argv[2] + "/pre.gguf", "wb").write(b.replace(b"gpt-2", b"gpt-9"))
 renamed = b.replace(b"blk.0.attn_q.weight", b"blk.0.attn_z.weight")
 open(sys.argv[2] + "/tensor.gguf", "wb").write(renamed)
 PY
+python3 - $tiny/qwen3-yarn.gguf "$tmp/yarn.gguf" <<'PY'
+import struct, sys
+b = open(sys.argv[1], "rb").read()
+key = b"qwen3.rope.scaling.yarn_beta_fast"
+new = struct.pack("<Q", len(key)) + key + struct.pack("<If", 6, 16.0)
+pad = -(len(new) + 8 + 3 + 4 + 8) % 32  # a second entry keeps the tensors where they are aligned
+new += struct.pack("<Q3sIQ", 3, b"pad", 8, pad) + b"x" * pad
+n_kv = struct.unpack_from("<Q", b, 16)[0] + 2
+open(sys.argv[2], "wb").write(b[:16] + struct.pack("<Q", n_kv) + new + b[24:])
+PY
+expect "other YaRN constants" 3 'yarn_beta_fast is 16' "$kvd" run -m "$tmp/yarn.gguf" --raw -p x
 expect "unknown architecture" 3 "architecture 'blama'" "$kvd" run -m "$tmp/arch.gguf" --raw -p x
 expect "unknown pre-tokenizer" 3 'gpt-9' "$kvd" run -m "$tmp/pre.gguf" --raw -p x
 expect "wrong tensor" 3 'attn_[qz].weight' "$kvd" run -m "$tmp/tensor.gguf" --raw -p x
