@@ -4,9 +4,10 @@
  *   test_smollm2 MODEL [--all]
  *
  * Greedy texts of 64 tokens on 20 prompts: the reference backend and precise mode may part from the
- * stored text only where its two best logits are closer than 0.02, the default path only under 0.12
- * (8-bit activations).  Mean KL of the next-token distribution over 2,044 positions: the default
- * path must not be worse than llama.cpp's on the same file, precise mode is float noise.
+ * stored text only where its two best logits are closer than 0.02; the default path, whose decode
+ * rounds activations to 8 bits, no wider than llama.cpp does on the same prompts.  Mean KL of the
+ * next-token distribution over 2,044 positions: the default path, by panels (prefill) and by dot
+ * products (decode), must not be worse than llama.cpp's on the same file; precise is float noise.
  * Without --all the slow reference backend runs the first prompts only.  Exit 77: no model. */
 #include <math.h>
 #include <setjmp.h>
@@ -23,7 +24,8 @@
 #define N_CASE_MAX   32
 #define N_PROMPT_MAX 512
 #define GAP_FLOAT    0.02
-#define GAP_FAST     0.12
+/* The widest gap at which llama.cpp parts on these prompts is 0.313: peer-llama-cpp.csv. */
+#define GAP_FAST 0.31
 /* Mean KL of llama.cpp over these positions, 65 outcomes; bench/results/peer-llama-cpp.csv. */
 #define KL_LLAMA_CPP 0.002179
 #define KL_PRECISE   1e-6
@@ -213,11 +215,11 @@ static void read_exact(FILE *f, void *p, size_t n)
     assert_int_equal(fread(p, 1, n, f), n);
 }
 
-/* Mean KL over all scored positions of all windows. */
-static double mean_kl(const char *backend, bool precise)
+/* Mean KL over all scored positions of all windows, evaluated in batches of n_batch. */
+static double mean_kl(bool precise, uint32_t n_batch)
 {
     FILE              *f = fopen("tests/golden/smollm2/logprobs.bin", "rb");
-    kvd_model         *m = open_model(backend, precise);
+    kvd_model         *m = open_model("cpu", precise);
     kvd_session_params p = KVD_SESSION_PARAMS_INIT;
     uint32_t           head[7]; /* version, n_vocab, top, n_window, window, first, n_pos */
     char               magic[4];
@@ -235,26 +237,31 @@ static double mean_kl(const char *backend, bool precise)
     want  = calloc(head[4], 1);
     read_exact(f, token, 4 * (size_t)head[3] * head[4]);
     p.n_ctx    = head[4];
-    p.n_batch  = head[4];
-    p.n_logits = head[6];
+    p.n_batch  = n_batch;
+    p.n_logits = n_batch;
     memset(want + head[5], 1, head[6]);
     assert_int_equal(kvd_session_open(&s, m, &p, NULL), KVD_OK);
     for (uint32_t w = 0; w < head[3]; w++) {
-        kvd_batch b = KVD_BATCH_INIT;
-
-        b.n_token     = head[4];
-        b.token       = token + (size_t)w * head[4];
-        b.want_logits = want;
         assert_int_equal(kvd_seq_truncate(s, 0, 0, NULL), KVD_OK);
-        assert_int_equal(kvd_eval(s, &b, NULL), KVD_OK);
-        for (uint32_t i = 0; i < head[6]; i++) {
-            distribution d;
+        for (uint32_t at = 0; at < head[4]; at += n_batch) {
+            kvd_batch b   = KVD_BATCH_INIT;
+            uint32_t  row = 0;
 
-            read_exact(f, d.id, sizeof(d.id));
-            read_exact(f, d.logp, sizeof(d.logp));
-            read_exact(f, &d.rest, 4);
-            read_exact(f, &d.target, 4);
-            sum += kl_of(&d, kvd_logits(s, i), head[1]);
+            b.n_token     = head[4] - at < n_batch ? head[4] - at : n_batch;
+            b.token       = token + (size_t)w * head[4] + at;
+            b.want_logits = want + at;
+            assert_int_equal(kvd_eval(s, &b, NULL), KVD_OK);
+            for (uint32_t i = 0; i < b.n_token; i++) {
+                distribution d;
+
+                if (!want[at + i])
+                    continue;
+                read_exact(f, d.id, sizeof(d.id));
+                read_exact(f, d.logp, sizeof(d.logp));
+                read_exact(f, &d.rest, 4);
+                read_exact(f, &d.target, 4);
+                sum += kl_of(&d, kvd_logits(s, row++), head[1]);
+            }
         }
     }
     fclose(f);
@@ -267,12 +274,14 @@ static double mean_kl(const char *backend, bool precise)
 
 static void test_kl(void **state)
 {
-    const double fast = mean_kl("cpu", false), precise = mean_kl("cpu", true);
+    const double prefill = mean_kl(false, 1024), decode = mean_kl(false, 8);
+    const double precise = mean_kl(true, 1024);
 
     (void)state;
-    print_message("mean KL: default path %.3e (llama.cpp %.3e), precise %.3e\n", fast, KL_LLAMA_CPP,
-                  precise);
-    assert_true(fast <= KL_LLAMA_CPP);
+    print_message("mean KL: prefill path %.3e, decode path %.3e (llama.cpp %.3e), precise %.3e\n",
+                  prefill, decode, KL_LLAMA_CPP, precise);
+    assert_true(prefill <= KL_LLAMA_CPP);
+    assert_true(decode <= KL_LLAMA_CPP);
     assert_true(precise <= KL_PRECISE);
 }
 
