@@ -7,7 +7,8 @@
  * on how many others come along; a precise one keeps x as floats.
  *
  * Scratch: [groups of a slice of tokens][groups of their rest][the rest][per thread: CPU_DOT_ROWS
- * dequantised rows]. Thread: the backend's; items run on its pool. */
+ * dequantised rows].
+ * Thread: the backend's; items run on its pool. */
 #include <string.h>
 
 #include "backend/cpu/cpu.h"
@@ -88,15 +89,14 @@ uint64_t cpu_matmul_scratch_bytes(const cpu_backend *be, const kvd_backend_limit
 
 static void matmul_quantize(void *ctx, uint32_t item, uint32_t thread)
 {
-    const matmul_plan *p = ctx;
-    const uint64_t     t = (uint64_t)p->first_token + item;
-
-    const float      *x     = p->a->x + t * p->a->x_stride;
-    const cpu_xgroup *group = p->group + item * p->n_group;
-    float            *left  = p->left + item * p->row_floats;
+    const matmul_plan *p     = ctx;
+    const uint64_t     t     = (uint64_t)p->first_token + item;
+    const float       *x     = p->a->x + t * p->a->x_stride;
+    cpu_xgroup        *group = p->group + item * p->n_group;
+    float             *left  = p->left + item * p->row_floats;
 
     (void)thread;
-    p->level->quantize(x, p->a->n_col, p->group + item * p->n_group);
+    p->level->quantize(x, p->a->n_col, group);
     if (!p->refine)
         return;
     for (uint32_t i = 0; i < p->a->n_col; i++) {
