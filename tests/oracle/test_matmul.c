@@ -170,7 +170,7 @@ typedef struct error_sum {
     double worst; /* |error| / bound, at most 1 */
 } error_sum;
 
-/* What rounding x to int8 by blocks of 32 can do at most to one result, and float sums. */
+/* What rounding x to 16 bits by blocks of 32 can do at most to one result, and float sums. */
 static double error_bound(const float *w, const float *x, uint32_t n, bool quantised)
 {
     double bound = 0.0, wmax = 0.0, xmax = 0.0;
@@ -186,7 +186,7 @@ static double error_bound(const float *w, const float *x, uint32_t n, bool quant
         }
         xmax = fmax(xmax, amax);
         if (quantised)
-            bound += wsum * amax / 254.0;
+            bound += wsum * amax / 32512.0; /* half a step, a whole one at the ends of a byte */
     }
     return bound * 1.0001 + 1e-6 * sqrt((double)n) * 8.0 * wmax * xmax + 1e-30;
 }
@@ -343,12 +343,12 @@ static void sweep(const char *isa, bool precise, double nmse_max)
     kvd_backend_close(&be->base);
 }
 
-/* x is normal: int8 by 32 rounds it with a noise of about (2.3 / 127)^2 / 12 = 3e-5. */
+/* x is normal: 16 bits by 32 round it with a noise of about (2.3 / 32512)^2 / 12 = 4e-10. */
 static void test_default_mode(void **state)
 {
     (void)state;
     for (uint32_t i = 0; i < KVD_COUNTOF(LEVELS); i++)
-        sweep(LEVELS[i], false, 5e-5);
+        sweep(LEVELS[i], false, 2e-9);
 }
 
 static void test_precise_mode(void **state)
@@ -356,29 +356,6 @@ static void test_precise_mode(void **state)
     (void)state;
     for (uint32_t i = 0; i < KVD_COUNTOF(LEVELS); i++)
         sweep(LEVELS[i], true, 1e-11);
-}
-
-/* A vocabulary's rows get a second pass over what rounding left of x: near float, every token. */
-static void test_output_matrix_is_refined(void **state)
-{
-    (void)state;
-    for (uint32_t i = 0; i < KVD_COUNTOF(LEVELS); i++) {
-        cpu_backend *be = backend_open(LEVELS[i], 2, false, true);
-
-        for (uint32_t t = 1; be && t <= 5; t += 2) {
-            const matmul_case c   = { .n_token = t,
-                                      .n_col   = 288,
-                                      .n_out   = 1,
-                                      .n_row   = { 32003 },
-                                      .type    = { t == 3 ? KVD_DTYPE_Q4_1 : KVD_DTYPE_Q8_0 } };
-            error_sum         sum = { 0 };
-
-            run_case(be, &c, &sum);
-            assert_true(sum.err2 / sum.ref2 < 1e-8); /* one pass: 3e-5 */
-        }
-        if (be)
-            kvd_backend_close(&be->base);
-    }
 }
 
 /* Several outputs of mixed types share x; many tokens, so that slices are cut. */
@@ -531,8 +508,9 @@ static int perf(const char *level, uint64_t set_bytes)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_default_mode),    cmocka_unit_test(test_precise_mode),
-        cmocka_unit_test(test_outputs_share_x), cmocka_unit_test(test_output_matrix_is_refined),
+        cmocka_unit_test(test_default_mode),
+        cmocka_unit_test(test_precise_mode),
+        cmocka_unit_test(test_outputs_share_x),
         cmocka_unit_test(test_odd_activations),
     };
 

@@ -3,8 +3,11 @@
  * rows with few tokens (decode).
  *
  * Activations come in one of two forms.
- *   groups  cpu_xgroup: 256 elements as int8 in blocks of 32, each with a float scale.  One
- *           quantisation serves all weight types; elements past n_col are zero.
+ *   groups  cpu_xgroup: 256 elements as 16-bit integers in blocks of 32, each with a float scale,
+ *           kept as two int8 that kernels multiply one after the other while a weight is in a
+ *           register.  8 bits alone cost greedy text: SmolLM2 parted from the reference at logit
+ *           gaps up to 0.23.  One quantisation serves all weight types; elements past n_col are
+ *           zero.
  *   floats  as the caller has them: for float weights, and for all weights when precise.
  *
  * A kernel computes rows [0, n_row) for all tokens of a job.  The operations behind one (row,
@@ -19,16 +22,17 @@
 #include "backend/backend.h"
 
 #define CPU_XGROUP     256
-#define CPU_DOT_ROWS   4 /* rows a kernel works on together */
-#define CPU_DOT_TOKENS 4 /* tokens at most, the same */
+#define CPU_XQUANT_MAX 32512 /* 127 * 256: so that the upper byte stays above -128 */
+#define CPU_DOT_ROWS   4     /* rows a kernel works on together */
+#define CPU_DOT_TOKENS 4     /* tokens at most, the same */
 
 typedef struct cpu_xgroup {
-    _Alignas(64) int8_t q[CPU_XGROUP]; /* in order */
+    _Alignas(64) int8_t q[CPU_XGROUP], q_lo[CPU_XGROUP]; /* in order */
     /* The same again, by halves of blocks: 128 elements are the first 16 of four blocks, then the
      * last 16 of them, as nibbles lie in weights. */
-    int8_t split[CPU_XGROUP];
-    float  d[8];     /* x = d * q, per block of 32 */
-    float  sum[8];   /* d * (sum of q), per block of 32 */
+    int8_t split[CPU_XGROUP], split_lo[CPU_XGROUP];
+    float  d[8];     /* x = d * (256 q + q_lo), per block of 32 */
+    float  sum[8];   /* of x, per block of 32 */
     float  half[16]; /* the same, per 16 */
 } cpu_xgroup;
 

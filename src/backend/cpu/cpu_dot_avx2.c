@@ -73,14 +73,14 @@ DOT_INLINE void load_heads(const dot_tile *tile, uint64_t off, __m128 *d, __m128
     *m = _mm256_extractf128_ps(v, 1);
 }
 
-DOT_INLINE __m256 small_products(const small_kind *k, __m256i q, const int8_t *x)
+DOT_INLINE __m256i small_products(const small_kind *k, __m256i q, const int8_t *x)
 {
     const __m256i xq  = dot_load32(x);
     const __m256i p16 = k->is_signed
                             ? _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(xq, q))
                             : _mm256_maddubs_epi16(q, xq);
 
-    return _mm256_cvtepi32_ps(_mm256_madd_epi16(p16, _mm256_set1_epi16(1)));
+    return _mm256_madd_epi16(p16, _mm256_set1_epi16(1));
 }
 
 /* All rows and tokens of a tile meet block number b. */
@@ -106,13 +106,15 @@ DOT_INLINE void small_block(const small_kind *k, const dot_tile *tile, uint64_t 
         const __m256i q = k->load(tile->row[r] + off);
 
         for (uint32_t t = 0; t < n_token; t++) {
-            const __m256 p = small_products(k, q, (tile->x[t] + b / 8)->q + 32 * (b % 8));
-            const __m256 s = r == 0   ? _mm256_permute_ps(scale[t], 0x00)
-                             : r == 1 ? _mm256_permute_ps(scale[t], 0x55)
-                             : r == 2 ? _mm256_permute_ps(scale[t], 0xaa)
-                                      : _mm256_permute_ps(scale[t], 0xff);
+            const cpu_xgroup *x  = tile->x[t] + b / 8;
+            const __m256i     hi = small_products(k, q, x->q + 32 * (b % 8));
+            const __m256i     lo = small_products(k, q, x->q_lo + 32 * (b % 8));
+            const __m256      s  = r == 0   ? _mm256_permute_ps(scale[t], 0x00)
+                                   : r == 1 ? _mm256_permute_ps(scale[t], 0x55)
+                                   : r == 2 ? _mm256_permute_ps(scale[t], 0xaa)
+                                            : _mm256_permute_ps(scale[t], 0xff);
 
-            acc->dot[t][r] = _mm256_fmadd_ps(p, s, acc->dot[t][r]);
+            acc->dot[t][r] = _mm256_fmadd_ps(dot_pairs(hi, lo), s, acc->dot[t][r]);
         }
     }
 }

@@ -39,6 +39,12 @@ DOT_INLINE __m256i dot_bits(const uint8_t *p, char value)
                             _mm256_set1_epi8(value));
 }
 
+/* Products with upper and lower bytes of activations as one. */
+DOT_INLINE __m256 dot_pairs(__m256i hi, __m256i lo)
+{
+    return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_slli_epi32(hi, 8), lo));
+}
+
 /* The sums of four vectors. */
 DOT_INLINE __m128 dot_fold_rows(const __m256 acc[CPU_DOT_ROWS])
 {

@@ -177,6 +177,14 @@ DOT_INLINE __m256i heads_q8_0(const uint8_t *unit0, const uint8_t *unit1, uint32
 
 /* ---- the kernel ------------------------------------------------------------------ */
 
+/* Two vectors of quants meet 128 activations' bytes. */
+DOT_INLINE __m512i dot_products(__m512i q0, __m512i q1, const int8_t *x)
+{
+    const __m512i v = _mm512_dpbusd_epi32(_mm512_setzero_si512(), q0, _mm512_load_si512(x));
+
+    return _mm512_dpbusd_epi32(v, q1, _mm512_load_si512(x + 64));
+}
+
 typedef struct small_acc {
     __m512 dot[CPU_DOT_TOKENS][CPU_DOT_ROWS];
     __m512 min[CPU_DOT_TOKENS]; /* [block][row] */
@@ -212,14 +220,15 @@ DOT_INLINE void small_unit(const small_kind *k, const dot_tile *tile, uint64_t o
         const quants q = k->load(tile->row[r] + off, last);
 
         for (uint32_t t = 0; t < n_token; t++) {
-            const int8_t *xq = (tile->x[t] + group)->split + 128 * half;
-            __m512i dot = _mm512_dpbusd_epi32(_mm512_setzero_si512(), q.lo, _mm512_load_si512(xq));
-            __m512  s   = r == 0   ? _mm512_permute_ps(scale[t], 0x00)
-                          : r == 1 ? _mm512_permute_ps(scale[t], 0x55)
-                          : r == 2 ? _mm512_permute_ps(scale[t], 0xaa)
-                                   : _mm512_permute_ps(scale[t], 0xff);
+            const int8_t *hi = (tile->x[t] + group)->split + 128 * half;
+            const int8_t *lo = (tile->x[t] + group)->split_lo + 128 * half;
+            const __m512i dot =
+                dot_pairs(dot_products(q.lo, q.hi, hi), dot_products(q.lo, q.hi, lo));
+            const __m512 s = r == 0   ? _mm512_permute_ps(scale[t], 0x00)
+                             : r == 1 ? _mm512_permute_ps(scale[t], 0x55)
+                             : r == 2 ? _mm512_permute_ps(scale[t], 0xaa)
+                                      : _mm512_permute_ps(scale[t], 0xff);
 
-            dot            = _mm512_dpbusd_epi32(dot, q.hi, _mm512_load_si512(xq + 64));
             acc->dot[t][r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), s, acc->dot[t][r]);
         }
     }

@@ -26,6 +26,12 @@ DOT_INLINE __m256i dot_load32(const uint8_t *p)
     return _mm256_loadu_si256((const __m256i *)(const void *)p);
 }
 
+/* Products with upper and lower bytes of activations as one. */
+DOT_INLINE __m512i dot_pairs(__m512i hi, __m512i lo)
+{
+    return _mm512_add_epi32(_mm512_slli_epi32(hi, 8), lo);
+}
+
 /* Element r of each lane: the sum of that lane of acc[r]. */
 DOT_INLINE __m512 dot_fold_rows(const __m512 acc[CPU_DOT_ROWS])
 {

@@ -3,8 +3,8 @@
  *
  * 32 elements at a time.  Sub-blocks of 16 (Q2_K Q3_K Q6_K) are scaled as integers, in the
  * instruction that adds up pairs anyway; those of 32 (Q4_K Q5_K) as floats.  Quants are unsigned,
- * at most 63, so no sum of 16 bits saturates; what they are off by is an offset per sub-block that
- * meets the activations' sums.  See cpu_dot.h. */
+ * at most 63, so no sum of 16 bits saturates, nor does 256 times a scaled one 32 bits; what they
+ * are off by is an offset per sub-block that meets the activations' sums.  See cpu_dot.h. */
 #include "backend/cpu/cpu_dot_avx2.h"
 #include "base/dtype_blocks.h"
 
@@ -187,11 +187,13 @@ DOT_INLINE void super_row(const super_kind *k, const uint8_t *block, const cpu_x
         const __m256i by = k->by_16 ? part_scales(s.integer, p) : _mm256_set1_epi16(1);
 
         for (uint32_t t = 0; t < n_token; t++) {
-            const __m256i dot =
+            const __m256i hi =
                 _mm256_madd_epi16(_mm256_maddubs_epi16(q, dot_load32(x[t]->q + 32 * p)), by);
+            const __m256i lo =
+                _mm256_madd_epi16(_mm256_maddubs_epi16(q, dot_load32(x[t]->q_lo + 32 * p)), by);
 
-            acc[t][r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_broadcast_ss(&scale[t][p]),
-                                        acc[t][r]);
+            acc[t][r] =
+                _mm256_fmadd_ps(dot_pairs(hi, lo), _mm256_broadcast_ss(&scale[t][p]), acc[t][r]);
         }
     }
 }

@@ -205,8 +205,10 @@ DOT_INLINE __m512 super_dot(const super_kind *k, const super_block *b, const cpu
         acc = _mm512_fmadd_ps(b->offset, _mm512_load_ps(x->half), acc);
     DOT_UNROLL
     for (uint32_t v = 0; v < N_VEC; v++) {
+        const __m512i zero = _mm512_setzero_si512();
         const __m512i dot =
-            _mm512_dpbusd_epi32(_mm512_setzero_si512(), b->q[v], _mm512_load_si512(x->q + 64 * v));
+            dot_pairs(_mm512_dpbusd_epi32(zero, b->q[v], _mm512_load_si512(x->q + 64 * v)),
+                      _mm512_dpbusd_epi32(zero, b->q[v], _mm512_load_si512(x->q_lo + 64 * v)));
 
         acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), spread_scales(scale, v, k->pairs), acc);
     }
