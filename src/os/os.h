@@ -25,6 +25,104 @@ void     os_map_close(os_map *m);           /* zeroes *m */
 void     os_map_will_need(const os_map *m); /* read-ahead hint */
 uint64_t os_map_resident(const os_map *m);  /* bytes in page cache now */
 
+/* ---- files that are written, directories ------------------------------------------ */
+
+#define OS_PAGE_BYTES 4096u /* alignment of buffers, offsets and lengths of direct I/O */
+
+typedef enum os_open {
+    OS_OPEN_READ   = 0,
+    OS_OPEN_WRITE  = 1,                 /* read and write */
+    OS_OPEN_CREATE = 2 | OS_OPEN_WRITE, /* if it is not there; mode 0600 */
+    OS_OPEN_DIRECT = 4                  /* past the page cache */
+} os_open;
+
+kvd_status os_file_open(int *fd, const char *path, uint32_t flags, kvd_err *err);
+void       os_file_close(int fd); /* negative: nothing */
+kvd_status os_file_size(int fd, uint64_t *bytes);
+/* Takes disk space for a range, so that a full disk is an error now and not at a later write.  OK
+ * where the filesystem cannot say. */
+kvd_status os_file_reserve(int fd, uint64_t off, uint64_t bytes, const char *path, kvd_err *err);
+void       os_file_punch(int fd, uint64_t off, uint64_t bytes); /* gives space back, if it can */
+void       os_file_remove(const char *path);
+kvd_status os_file_rename(const char *from, const char *to, kvd_err *err);
+/* The whole new content or the whole old one, whatever happens: temporary file, sync, rename. */
+kvd_status os_file_replace(const char *path, const void *data, size_t bytes, kvd_err *err);
+
+kvd_status os_dir_make(const char *path, kvd_err *err); /* with its parents, mode 0700 */
+kvd_status os_dir_sync(const char *path, kvd_err *err); /* makes new names durable */
+uint64_t   os_dir_free(const char *path); /* bytes a user may write; UINT64_MAX: unknown */
+/* Calls fn with the name of each regular file. */
+kvd_status os_dir_list(const char *path, void (*fn)(void *ctx, const char *name), void *ctx,
+                       kvd_err *err);
+/* Exclusive among processes, until the file is closed or the process ends.  KVD_E_BUSY names the
+ * process that holds it. */
+kvd_status os_lock_open(int *fd, const char *path, kvd_err *err);
+bool       os_random(void *p, size_t bytes); /* from the system, for keys */
+
+/* ---- asynchronous I/O ------------------------------------------------------------- */
+
+/* A queue of file requests of fixed depth.  One thread submits and reaps.  Short transfers and
+ * interruptions are continued inside; a read that meets the end of the file ends short. */
+typedef struct os_io os_io;
+
+typedef enum os_io_kind {
+    OS_IO_AUTO,  /* io_uring, or the pool where the system refuses it */
+    OS_IO_URING, /* an error where the system refuses it */
+    OS_IO_POOL,  /* threads that call pread and pwrite */
+    OS_IO_SIM    /* deterministic, on the calling thread, with the faults of os_io_sim */
+} os_io_kind;
+
+typedef enum os_io_op { OS_IO_READ, OS_IO_WRITE, OS_IO_SYNC } os_io_op;
+
+/* Chances are in 1 of 65,536 requests.  Zero everything for a disk without faults. */
+typedef struct os_io_sim {
+    uint64_t seed;
+    uint32_t read_eio, write_eio, sync_eio, enospc;
+    uint32_t read_short, read_flip; /* end early; one bit of what was read turns */
+    uint32_t write_flip;            /* one bit of what is written turns */
+    uint32_t read_misdirect;        /* another page of the file comes */
+    uint32_t lost;                  /* never completes */
+    uint32_t delay;                 /* completes only after others, by more than reordering does */
+    uint64_t fail_nth;              /* the n-th request (from 1) fails with EIO; 0: none */
+    uint64_t crash_nth;             /* the n-th write is torn, all later writes and syncs are lost
+                                       though they succeed; 0: none */
+    uint64_t n_request, n_fault;    /* out: requests seen, faults injected */
+} os_io_sim;
+
+typedef struct os_io_params {
+    os_io_kind kind;
+    uint32_t   depth;     /* most requests in flight; 0: 64; at most 4,096 */
+    uint32_t   n_thread;  /* of the pool; 0: 8 */
+    void      *buf;       /* memory most requests use, registered where that helps; or NULL */
+    uint64_t   buf_bytes; /* until close */
+    os_io_sim *sim;       /* OS_IO_SIM; borrowed until close */
+} os_io_params;
+
+typedef struct os_io_req {
+    os_io_op op;
+    int      fd;
+    void    *buf; /* alive and untouched until the request is reaped */
+    uint64_t off;
+    uint32_t bytes;
+    uint64_t user; /* comes back */
+} os_io_req;
+
+typedef struct os_io_done {
+    uint64_t user;
+    uint32_t bytes; /* transferred; fewer than asked only at the end of a file */
+    int      error; /* errno, or 0 */
+} os_io_done;
+
+kvd_status  os_io_open(os_io **out, const os_io_params *p, kvd_err *err);
+const char *os_io_name(const os_io *io); /* "io_uring, registered buffers" */
+uint32_t    os_io_room(const os_io *io); /* requests that can be submitted now */
+void        os_io_submit(os_io *io, const os_io_req *req, uint32_t n); /* n <= room */
+/* Up to max finished requests; waits up to timeout_ns for the first.  0: none finished. */
+uint32_t os_io_reap(os_io *io, os_io_done *done, uint32_t max, uint64_t timeout_ns);
+/* Waits for what is in flight, up to a limit.  false: requests are left that may still write into
+ * their buffers, which must stay then. */
+bool os_io_close(os_io *io);
+
 /* ---- processors and memory ------------------------------------------------------- */
 
 typedef enum os_isa { /* levels of kernels, ascending; each includes those before it */
