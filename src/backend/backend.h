@@ -159,13 +159,133 @@ typedef struct kvd_attn_args {
     float             scale;                /* 1/sqrt(head_dim) as a rule */
 } kvd_attn_args;
 
+/* ---- args: the selection index ----------------------------------------------------- */
+
+/* What the index keeps of a sealed block's lane, so that chunks can be scored without their keys.
+ * "q" below is a query after RoPE times the scale; logits and weights as in `select`. */
+typedef enum kvd_index_kind {
+    KVD_INDEX_MEAN,     /* q . mean, with a radius + |q| r / sqrt(head_dim), r the rms distance of
+                           the chunk's keys to their mean */
+    KVD_INDEX_MEAN_STD, /* q . mean + 0.4 sum_i |q_i| std_i */
+    KVD_INDEX_BOX,      /* sum_i max(q_i min_i, q_i max_i) */
+    KVD_INDEX_CLUSTER,  /* q . centroid of the cluster that the chunk's mean fell into */
+    KVD_INDEX_QUANT_K,  /* log-sum-exp of q . key over the chunk's tokens */
+    KVD_INDEX_CASCADE   /* as MEAN; then the best 4 k chunks again, as QUANT_K */
+} kvd_index_kind;
+#define KVD_INDEX_KIND_COUNT 6
+
+/* How a landmark is stored.  INTn: asymmetric codes with a scale and a minimum in binary16 per
+ * channel over a group: 32 chunks (16 where a block has no more; so many centroids as a block
+ * holds), or 64 tokens for keys. */
+typedef enum kvd_index_elem {
+    KVD_INDEX_BF16,
+    KVD_INDEX_INT8,
+    KVD_INDEX_INT4,
+    KVD_INDEX_INT2
+} kvd_index_elem;
+#define KVD_INDEX_ELEM_COUNT 4
+
+typedef struct kvd_index_desc {
+    kvd_index_kind kind;
+    kvd_index_elem elem;         /* of landmarks */
+    kvd_index_elem key_elem;     /* of keys: QUANT_K and CASCADE */
+    bool           radius;       /* MEAN and CASCADE */
+    uint32_t       chunk_tokens; /* 4, 8 or 16 */
+    uint32_t       block_tokens; /* 256 */
+    uint32_t       head_dim;
+} kvd_index_desc;
+
+/* Whether there is such an index: shapes and combinations. */
+bool kvd_index_valid(const kvd_index_desc *d);
+/* Bytes of one lane of one block, a multiple of 64; d is valid. */
+uint64_t kvd_index_lane_bytes(const kvd_index_desc *d);
+
+/* Where the index of a layer lies in its pool: the lane of KV head h of a block is at
+ *   pool + iblock + lane_off + h * head_stride, on a multiple of 64 bytes. */
+typedef struct kvd_index_layout {
+    kvd_index_desc desc;
+    uint32_t       n_kv_head;
+    uint64_t       lane_off;
+    uint64_t       head_stride;
+    void          *pool;
+} kvd_index_layout;
+
+/* Indexes sealed blocks: neighbours of one sequence, in their order (CLUSTER clusters up to 16 of
+ * one call together).  Same K bytes, same index bytes, on every backend. */
+typedef struct kvd_index_build_args {
+    uint32_t         n_block;
+    kvd_kv_layout    kv;     /* its chunk_tokens may differ from the index's */
+    kvd_index_layout index;  /* same block_tokens, head_dim, n_kv_head */
+    const uint64_t  *block;  /* [n_block] byte offsets into kv.pool */
+    const uint64_t  *iblock; /* [n_block] byte offsets into index.pool */
+} kvd_index_build_args;
+
+/* How the query heads of a group make one score: p_h(c) = weight_h(c) / sum of weights. */
+typedef enum kvd_gqa_rule {
+    KVD_GQA_MEAN_KEPT,  /* mean over heads; the sum runs over chunks and kept tokens (default) */
+    KVD_GQA_MAX_KEPT,   /* largest; the same sum */
+    KVD_GQA_MEAN,       /* mean; the sum runs over chunks alone */
+    KVD_GQA_MEAN_LOGITS /* one p of the mean of the heads' logits, over chunks alone */
+} kvd_gqa_rule;
+#define KVD_GQA_RULE_COUNT 4
+
+#define KVD_SELECT_URGENT  0x80000000u /* flag on a selected chunk's number */
+#define KVD_SELECT_CHUNKS  (1u << 26)  /* most chunks of a sequence */
+#define KVD_EMA_SCALE      0x1p15f     /* what an ema element holds times this is the average */
+#define KVD_CASCADE_FACTOR 4u
+
+/* One sequence, one new token.  Pointers are to KV head 0; strides of the args lead to the next. */
+typedef struct kvd_select_seq {
+    uint32_t        row;         /* of q and kept_lse */
+    uint32_t        first_chunk; /* chunks [first_chunk, n_chunk) may be selected */
+    uint32_t        n_chunk;     /* all of them in indexed blocks; <= KVD_SELECT_CHUNKS */
+    uint32_t        k;           /* select at most so many, per KV head */
+    const uint64_t *iblock;      /* byte offsets into index.pool */
+    float          *score;       /* out [n_chunk]; in [0, 1]; 0 below first_chunk */
+    uint16_t       *ema;         /* in, out [n_chunk] or NULL; a new chunk's is 0 */
+    uint32_t       *sel;         /* out [k] */
+} kvd_select_seq;
+
+typedef struct kvd_select_result {
+    uint32_t n_sel, n_urgent;
+    float    kept; /* p of the kept tokens, mean over the group; 0 without them in the sum */
+    float    mass; /* kept + scores selected: the estimated mass, by the MEAN rules */
+} kvd_select_result;
+
+/* Per sequence and KV head: weight_h(c) = exp(logit) x chunk_tokens (QUANT_K: exp(logit)); the
+ * kept tokens weigh exp(kept_lse); score by the rule; ema = (1 - alpha) ema + alpha score, as
+ *   f16(fl(fl(f32(ema) * fl(1 - alpha)) + fl(score * fl(alpha * KVD_EMA_SCALE)))), f16 to nearest
+ * even.  Then the k best by score, ties to the lower chunk, in ascending order; of those the best
+ * n_sel / 8, at least one, are urgent.  top_p in (0, 1): the smallest such set, within k, whose
+ * scores add to top_p of all chunks' (in units of 2^-40, each rounded down).
+ * CASCADE selects among its reranked chunks.  A NaN scores 0.  Given the scores, everything else is
+ * the same bits on every backend. */
+typedef struct kvd_select_args {
+    uint32_t              n_seq, n_head;
+    const kvd_select_seq *seq;
+    kvd_index_layout      index;
+    uint64_t              q_stride;    /* between rows */
+    uint64_t              lse_stride;  /* between rows of kept_lse */
+    uint64_t              lane_stride; /* elements of score and ema between KV heads */
+    uint64_t              sel_stride;  /* of sel */
+    const float          *q;           /* [row][n_head][head_dim] after RoPE */
+    const float          *kept_lse;    /* [row][n_head] of the scaled logits; -INFINITY: none */
+    kvd_select_result    *result;      /* out [n_seq][n_kv_head] */
+    kvd_gqa_rule          rule;
+    float                 scale; /* 1/sqrt(head_dim) as a rule */
+    float                 alpha;
+    float                 top_p; /* 0: exactly k, or all there are */
+} kvd_select_args;
+
 /* The largest shapes a session will ask for: what scratch is sized by. */
 typedef struct kvd_backend_limits {
-    uint32_t n_token; /* rows of one matmul or attention call */
-    uint32_t n_seq;   /* sequences of one call */
-    uint32_t n_col;   /* widest matmul input */
-    uint32_t n_head, n_kv_head, head_dim;
-    uint32_t n_ctx; /* longest sequence */
+    uint32_t       n_token; /* rows of one matmul or attention call */
+    uint32_t       n_seq;   /* sequences of one call */
+    uint32_t       n_col;   /* widest matmul input */
+    uint32_t       n_head, n_kv_head, head_dim;
+    uint32_t       n_ctx;   /* longest sequence */
+    uint32_t       n_chunk; /* chunks of the longest index; 0: no index_build, no select */
+    kvd_index_kind index_kind;
 } kvd_backend_limits;
 
 /* ---- the table ------------------------------------------------------------------- */
@@ -203,6 +323,8 @@ typedef struct kvd_backend_ops {
     kvd_status (*swiglu)(kvd_stream *, const kvd_swiglu_args *, kvd_err *);
     kvd_status (*kv_append)(kvd_stream *, const kvd_kv_append_args *, kvd_err *);
     kvd_status (*attn)(kvd_stream *, const kvd_attn_args *, kvd_err *);
+    kvd_status (*index_build)(kvd_stream *, const kvd_index_build_args *, kvd_err *);
+    kvd_status (*select)(kvd_stream *, const kvd_select_args *, kvd_err *);
 } kvd_backend_ops;
 
 /* Every backend object begins with this. */

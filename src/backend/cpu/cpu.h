@@ -23,6 +23,9 @@ typedef struct cpu_backend {
     /* attention scratch (cpu_attn.c): scores, partial results */
     void    *at_scratch;
     uint64_t at_scratch_bytes;
+    /* index scratch (cpu_index*.c) */
+    void    *ix_scratch;
+    uint64_t ix_scratch_bytes;
 } cpu_backend;
 
 struct kvd_stream {

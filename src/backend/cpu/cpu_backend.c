@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "backend/cpu/cpu_attn.h"
+#include "backend/cpu/cpu_index.h"
 #include "backend/cpu/cpu_ref.h"
 
 #define CPU_N_THREAD_MAX 1024
@@ -33,11 +34,17 @@ static uint64_t cpu_reserve_bytes_at(const cpu_backend *be, const kvd_backend_li
                                         : cpu_attn_scratch_bytes(be, lim);
 }
 
+static uint64_t cpu_reserve_bytes_ix(const cpu_backend *be, const kvd_backend_limits *lim)
+{
+    return kvd_max_u64(cpu_index_build_scratch_bytes(be, lim), cpu_ref_select_scratch_bytes(lim));
+}
+
 static uint64_t cpu_reserve_bytes(const kvd_backend *b, const kvd_backend_limits *lim)
 {
     const cpu_backend *be = (const cpu_backend *)(const void *)b;
 
-    return cpu_reserve_bytes_mm(be, lim) + cpu_reserve_bytes_at(be, lim);
+    return cpu_reserve_bytes_mm(be, lim) + cpu_reserve_bytes_at(be, lim) +
+           cpu_reserve_bytes_ix(be, lim);
 }
 
 /* The old scratch stays on failure: nothing in it outlives an op, but it may still be needed. */
@@ -69,8 +76,10 @@ static kvd_status cpu_reserve(kvd_backend *b, const kvd_backend_limits *lim, kvd
                         lim->head_dim, CPU_ATTN_HEAD_DIM_MAX);
     KVD_TRY(cpu_grow(&be->mm_scratch, &be->mm_scratch_bytes, cpu_reserve_bytes_mm(be, lim),
                      "matmul", err));
-    return cpu_grow(&be->at_scratch, &be->at_scratch_bytes, cpu_reserve_bytes_at(be, lim),
-                    "attention", err);
+    KVD_TRY(cpu_grow(&be->at_scratch, &be->at_scratch_bytes, cpu_reserve_bytes_at(be, lim),
+                     "attention", err));
+    return cpu_grow(&be->ix_scratch, &be->ix_scratch_bytes, cpu_reserve_bytes_ix(be, lim), "index",
+                    err);
 }
 
 /* ---- memory ---------------------------------------------------------------------- */
@@ -186,6 +195,8 @@ static void cpu_close(kvd_backend *b)
         kvd_pages_free(be->mm_scratch, (size_t)be->mm_scratch_bytes);
     if (be->at_scratch)
         kvd_pages_free(be->at_scratch, (size_t)be->at_scratch_bytes);
+    if (be->ix_scratch)
+        kvd_pages_free(be->ix_scratch, (size_t)be->ix_scratch_bytes);
     kvd_free(be);
 }
 
@@ -199,28 +210,32 @@ static void cpu_close(kvd_backend *b)
 
 const kvd_backend_ops cpu_ops = {
     CPU_COMMON_OPS,
-    .name      = "cpu",
-    .embed     = cpu_embed,
-    .rms_norm  = cpu_rms_norm,
-    .head_norm = cpu_head_norm,
-    .matmul    = cpu_matmul,
-    .rope      = cpu_rope,
-    .swiglu    = cpu_swiglu,
-    .kv_append = cpu_kv_append,
-    .attn      = cpu_attn,
+    .name        = "cpu",
+    .embed       = cpu_embed,
+    .rms_norm    = cpu_rms_norm,
+    .head_norm   = cpu_head_norm,
+    .matmul      = cpu_matmul,
+    .rope        = cpu_rope,
+    .swiglu      = cpu_swiglu,
+    .kv_append   = cpu_kv_append,
+    .attn        = cpu_attn,
+    .index_build = cpu_index_build,
+    .select      = cpu_ref_select,
 };
 
 const kvd_backend_ops cpu_ref_ops = {
     CPU_COMMON_OPS,
-    .name      = "ref",
-    .embed     = cpu_ref_embed,
-    .rms_norm  = cpu_ref_rms_norm,
-    .head_norm = cpu_ref_head_norm,
-    .matmul    = cpu_ref_matmul,
-    .rope      = cpu_ref_rope,
-    .swiglu    = cpu_ref_swiglu,
-    .kv_append = cpu_ref_kv_append,
-    .attn      = cpu_ref_attn,
+    .name        = "ref",
+    .embed       = cpu_ref_embed,
+    .rms_norm    = cpu_ref_rms_norm,
+    .head_norm   = cpu_ref_head_norm,
+    .matmul      = cpu_ref_matmul,
+    .rope        = cpu_ref_rope,
+    .swiglu      = cpu_ref_swiglu,
+    .kv_append   = cpu_ref_kv_append,
+    .attn        = cpu_ref_attn,
+    .index_build = cpu_index_build,
+    .select      = cpu_ref_select,
 };
 
 static kvd_status cpu_choose_isa(cpu_backend *be, const char *name, kvd_err *err)
