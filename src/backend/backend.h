@@ -277,6 +277,98 @@ typedef struct kvd_select_args {
     float                 top_p; /* 0: exactly k, or all there are */
 } kvd_select_args;
 
+/* ---- args: the window -------------------------------------------------------------- */
+
+/* A part of what one lane attends to: whole records anywhere in the pool, then keys of blocks. */
+typedef struct kvd_attn_span {
+    const uint64_t *record; /* [n_record] byte offsets into kv.pool; of a K row's start */
+    const uint64_t *block;  /* as in kvd_kv_seq; read for keys [first_key, end_key) */
+    uint32_t        n_record;
+    uint32_t        first_key, end_key;
+} kvd_attn_span;
+
+/* Floats of a lane's partial softmax: [group][head_dim] weighted sums of V, then group maxima of
+ * the scaled logits, then group sums of exp(logit - maximum). */
+static inline uint64_t kvd_attn_part_floats(uint32_t group, uint32_t head_dim)
+{
+    return (uint64_t)group * (head_dim + 2);
+}
+
+/* Attention of one new token per row over a span per lane, merged by log-sum-exp with what part
+ * holds already unless `first`.  The order of operations depends on the spans alone.  An empty span
+ * adds nothing; the sum of all spans must not be empty where out is asked for. */
+typedef struct kvd_attn_span_args {
+    uint32_t             n_row, n_head;
+    kvd_kv_layout        kv;   /* lane_off and head_stride serve blocks only */
+    const uint32_t      *row;  /* [n_row] of q, out and lse */
+    const kvd_attn_span *span; /* [n_row][n_kv_head] */
+    uint64_t             q_stride, out_stride, lse_stride;
+    const float         *q;    /* [row][n_head][head_dim] after RoPE */
+    float               *part; /* in, out [n_row][n_kv_head][kvd_attn_part_floats()] */
+    float               *lse;  /* out [row][n_head] of the scaled logits so far; NULL: not wanted */
+    float               *out;  /* [row][n_head][head_dim]: the softmax's result; NULL: not yet */
+    float                scale;
+    bool                 first;
+} kvd_attn_span_args;
+
+#define KVD_SLOT_NONE  0xffffu
+#define KVD_CHUNK_NONE 0xffffffffu
+
+typedef enum kvd_evict_policy { /* which chunk outside the selection leaves the window first */
+                                KVD_EVICT_EMA,   /* lowest average score; with alpha 1 the paper's
+                                                    look-ahead */
+                                KVD_EVICT_LRU,   /* selected longest ago */
+                                KVD_EVICT_LFU,   /* selected least often since it came */
+                                KVD_EVICT_RANDOM /* by a hash of step and chunk */
+} kvd_evict_policy;
+#define KVD_EVICT_POLICY_COUNT 4
+
+/* One sequence's window in one layer.  Pointers are to KV head 0; the args' strides lead on. */
+typedef struct kvd_window_seq {
+    uint32_t        step;     /* of this sequence, for LRU and RANDOM */
+    bool            refill;   /* the window becomes the selection; all of it is urgent */
+    const uint32_t *cap;      /* [n_kv_head] slots that may be used; n_sel <= cap, nothing above */
+    const uint32_t *sel;      /* as select leaves it: ascending chunks, KVD_SELECT_URGENT */
+    const uint16_t *ema;      /* as select leaves it */
+    uint16_t       *slot_of;  /* in, out [n_chunk]: slot or KVD_SLOT_NONE */
+    uint32_t       *chunk_of; /* in, out [slots]: chunk or KVD_CHUNK_NONE */
+    uint32_t       *stamp;    /* in, out [slots]: step of last selection, or their number (LFU) */
+    uint32_t       *stay;  /* out [slots]: slots attended at once, ascending: victims have left */
+    uint32_t       *fetch; /* out [n_sel]: missed chunks, urgent ones first, each part ascending */
+    uint32_t       *into;  /* out [n_sel]: the slot of each */
+} kvd_window_seq;
+
+typedef struct kvd_window_result {
+    uint32_t n_hit, n_miss, n_urgent; /* n_urgent: of the misses */
+    uint32_t n_evict, n_stay;
+} kvd_window_result;
+
+/* Difference between a window and a selection, and the window's change.  Hits keep their slots.
+ * Where room is short victims leave: chunks outside the selection, lowest in the policy's order, of
+ * equals the lowest chunk.  Misses take the empty slots, lowest first, in the order of fetch.
+ * strict: all misses are urgent. */
+typedef struct kvd_window_args {
+    uint32_t                 n_seq, n_kv_head;
+    const kvd_window_seq    *seq;
+    const kvd_select_result *select;      /* [n_seq][n_kv_head] n_sel is read */
+    kvd_window_result       *result;      /* out [n_seq][n_kv_head] */
+    uint64_t                 lane_stride; /* elements of ema and slot_of between KV heads */
+    uint64_t                 slot_stride; /* of chunk_of, stamp and stay */
+    uint64_t                 sel_stride;  /* of sel, fetch and into */
+    kvd_evict_policy         policy;
+    bool                     strict;
+} kvd_window_args;
+
+/* Copies n records of `bytes` (a multiple of 16) each: dst + dst_off[i] = src + src_off[i].
+ * Destinations do not overlap. */
+typedef struct kvd_record_copy_args {
+    uint64_t        n;
+    uint64_t        bytes;
+    const uint64_t *src_off, *dst_off;
+    const void     *src;
+    void           *dst;
+} kvd_record_copy_args;
+
 /* The largest shapes a session will ask for: what scratch is sized by. */
 typedef struct kvd_backend_limits {
     uint32_t       n_token; /* rows of one matmul or attention call */
@@ -285,6 +377,7 @@ typedef struct kvd_backend_limits {
     uint32_t       n_head, n_kv_head, head_dim;
     uint32_t       n_ctx;   /* longest sequence */
     uint32_t       n_chunk; /* chunks of the longest index; 0: no index_build, no select */
+    uint32_t       n_slot;  /* of the largest window; 0: window is not called */
     kvd_index_kind index_kind;
 } kvd_backend_limits;
 
@@ -325,6 +418,9 @@ typedef struct kvd_backend_ops {
     kvd_status (*attn)(kvd_stream *, const kvd_attn_args *, kvd_err *);
     kvd_status (*index_build)(kvd_stream *, const kvd_index_build_args *, kvd_err *);
     kvd_status (*select)(kvd_stream *, const kvd_select_args *, kvd_err *);
+    kvd_status (*attn_span)(kvd_stream *, const kvd_attn_span_args *, kvd_err *);
+    kvd_status (*window)(kvd_stream *, const kvd_window_args *, kvd_err *);
+    kvd_status (*record_copy)(kvd_stream *, const kvd_record_copy_args *, kvd_err *);
 } kvd_backend_ops;
 
 /* Every backend object begins with this. */

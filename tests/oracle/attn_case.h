@@ -150,7 +150,7 @@ static kvd_status case_attn(const attn_case *c, kvd_backend *b, kvd_stream *st, 
     return b->ops->attn(st, &a, NULL);
 }
 
-static double case_nmse(const float *got, const float *want, uint64_t n)
+static inline double case_nmse(const float *got, const float *want, uint64_t n)
 {
     double err = 0.0, ref = 0.0;
 

@@ -42,6 +42,15 @@ uint64_t   cpu_attn_scratch_bytes(const cpu_backend *be, const kvd_backend_limit
 kvd_status cpu_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err);
 kvd_status cpu_kv_append(kvd_stream *st, const kvd_kv_append_args *a, kvd_err *err);
 
+/* cpu_span.c */
+uint64_t   cpu_span_scratch_bytes(const cpu_backend *be, const kvd_backend_limits *lim);
+kvd_status cpu_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *err);
+kvd_status cpu_record_copy(kvd_stream *st, const kvd_record_copy_args *a, kvd_err *err);
+
+/* cpu_window.c: serves "ref" as well, its results are exact */
+uint64_t   cpu_window_scratch_bytes(const kvd_backend *b, const kvd_backend_limits *lim);
+kvd_status cpu_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err);
+
 /* cpu_elem.c */
 kvd_status cpu_embed(kvd_stream *st, const kvd_embed_args *a, kvd_err *err);
 kvd_status cpu_rms_norm(kvd_stream *st, const kvd_rms_norm_args *a, kvd_err *err);

@@ -48,7 +48,7 @@ typedef struct attn_job {
     uint64_t                    work_bytes;
 } attn_job;
 
-static const cpu_attn_kernels *attn_kernels(const cpu_backend *be, uint32_t head_dim)
+const cpu_attn_kernels *cpu_attn_kernels_for(const cpu_backend *be, uint32_t head_dim)
 {
     if (be->isa >= OS_ISA_AVX512 && head_dim % cpu_attn_avx512.width == 0)
         return &cpu_attn_avx512;
@@ -62,7 +62,7 @@ static const cpu_attn_tile_kernel *attn_tile_kernel(const cpu_backend *be, kvd_d
 {
     if (be->isa == OS_ISA_AMX && !be->precise && type == KVD_DTYPE_BF16 && head_dim % 16 == 0)
         return &cpu_attn_tile_amx;
-    return &attn_kernels(be, head_dim)->tile;
+    return &cpu_attn_kernels_for(be, head_dim)->tile;
 }
 
 static uint32_t attn_split_keys(uint32_t n_key)
@@ -83,7 +83,7 @@ static uint64_t attn_unit_bytes(uint64_t n_row)
 /* Partials start on cache lines so that threads do not share one. */
 static uint64_t attn_slot_floats(uint32_t group, uint32_t head_dim)
 {
-    return kvd_align_up(cpu_attn_part_floats(group, head_dim), KVD_CACHE_LINE / sizeof(float));
+    return kvd_align_up(kvd_attn_part_floats(group, head_dim), KVD_CACHE_LINE / sizeof(float));
 }
 
 /* Columns of a tile item, at most: a unit has whole rows, at least one. */
@@ -364,7 +364,7 @@ kvd_status cpu_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err)
     attn_job     j = { .a     = a,
                        .unit  = unit,
                        .group = a->n_head / a->kv.n_kv_head,
-                       .k     = attn_kernels(be, a->kv.head_dim),
+                       .k     = cpu_attn_kernels_for(be, a->kv.head_dim),
                        .tile  = attn_tile_kernel(be, a->kv.type, a->kv.head_dim) };
 
     (void)err;
@@ -429,7 +429,7 @@ static void append_item(void *ctx, uint32_t item, uint32_t thread)
 kvd_status cpu_kv_append(kvd_stream *st, const kvd_kv_append_args *a, kvd_err *err)
 {
     cpu_backend *be = st->be;
-    append_job   j  = { .k = attn_kernels(be, a->kv.head_dim), .a = a };
+    append_job   j  = { .k = cpu_attn_kernels_for(be, a->kv.head_dim), .a = a };
 
     (void)err;
     cpu_kv_check(&a->kv);

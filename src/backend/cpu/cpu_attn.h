@@ -8,13 +8,14 @@
 #ifndef KVD_CPU_ATTN_H
 #define KVD_CPU_ATTN_H
 
-#include "backend/backend.h"
+#include "backend/cpu/cpu.h"
 
 /* Query rows of one KV head over keys [first_key, end_key).  The result is a partial softmax:
  * part[q][head_dim] weighted sums of V, then n_q maxima, then n_q sums of exp(score - maximum). */
 typedef struct cpu_attn_rows {
     const kvd_kv_layout *kv;
-    const uint64_t      *block; /* of the sequence */
+    const uint64_t      *block;  /* of the sequence */
+    const uint64_t      *record; /* instead of blocks: keys are counted through this list */
     uint32_t             kv_head, n_q, first_key, end_key;
     const float         *q; /* [n_q][head_dim] */
     float                scale;
@@ -57,9 +58,7 @@ extern const cpu_attn_kernels cpu_attn_scalar, cpu_attn_portable, cpu_attn_avx2,
 
 #define CPU_ATTN_HEAD_DIM_MAX 512u
 
-static inline uint64_t cpu_attn_part_floats(uint32_t n_q, uint32_t head_dim)
-{
-    return (uint64_t)n_q * (head_dim + 2);
-}
+/* Kernels for a head size on this machine; part sizes are kvd_attn_part_floats(). */
+const cpu_attn_kernels *cpu_attn_kernels_for(const cpu_backend *be, uint32_t head_dim);
 
 #endif

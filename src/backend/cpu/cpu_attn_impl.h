@@ -27,18 +27,18 @@ CPU_INLINE vf attn_load(const uint8_t *row, uint32_t i, bool bf16)
                 : vf_load((const float *)(const void *)row + i);
 }
 
-/* Asks for what lies ATTN_AHEAD further in the lane, once per cache line. */
-CPU_INLINE void attn_prefetch(const uint8_t *row, uint32_t i, bool bf16)
+/* Asks for what lies `ahead` further in the lane, once per cache line. */
+CPU_INLINE void attn_prefetch(const uint8_t *row, uint32_t i, uint32_t ahead, bool bf16)
 {
     const uint32_t at = i * (bf16 ? 2 : 4);
 
     if (at % KVD_CACHE_LINE == 0)
-        __builtin_prefetch((const void *)((uintptr_t)row + at + ATTN_AHEAD), 0, 3);
+        __builtin_prefetch((const void *)((uintptr_t)row + at + ahead), 0, 3);
 }
 
 /* Scores of a tile; keys past n repeat the last row and are masked by the caller. */
 CPU_INLINE void attn_scores(const float *q, uint32_t dim, const uint8_t *const *row, float *s,
-                            uint32_t n, const uint32_t nq, const bool bf16)
+                            uint32_t n, uint32_t ahead, const uint32_t nq, const bool bf16)
 {
     const uint32_t nk = CPU_VEC_W / nq;
 
@@ -51,7 +51,7 @@ CPU_INLINE void attn_scores(const float *q, uint32_t dim, const uint8_t *const *
         for (uint32_t d = 0; d < dim; d += CPU_VEC_W) {
 #pragma GCC unroll 16
             for (uint32_t j = 0; j < nk; j++) {
-                attn_prefetch(row[k + j], d, bf16);
+                attn_prefetch(row[k + j], d, ahead, bf16);
                 const vf kv = attn_load(row[k + j], d, bf16);
 
 #pragma GCC unroll 8
@@ -87,7 +87,8 @@ CPU_INLINE void attn_softmax(float *s, uint32_t n_vec, vf *max, vf *sum, vf *alp
 /* o[q][d .. d + NV vectors) = o * alpha[q] + sum over the tile's keys of weight * V. */
 CPU_INLINE void attn_values_at(float *o, uint32_t dim, uint32_t d, const uint8_t *const *row,
                                uint64_t v_off, const float *p, const float *alpha, uint32_t n,
-                               const uint32_t nq, const uint32_t nv, const bool bf16)
+                               uint32_t ahead, const uint32_t nq, const uint32_t nv,
+                               const bool bf16)
 {
     const uint32_t nk = CPU_VEC_W / nq;
     vf             acc[ATTN_ACC];
@@ -102,7 +103,7 @@ CPU_INLINE void attn_values_at(float *o, uint32_t dim, uint32_t d, const uint8_t
 
 #pragma GCC unroll 16
         for (uint32_t j = 0; j < nv; j++) {
-            attn_prefetch(row[k] + v_off, d + j * CPU_VEC_W, bf16);
+            attn_prefetch(row[k] + v_off, d + j * CPU_VEC_W, ahead, bf16);
             const vf v = attn_load(row[k] + v_off, d + j * CPU_VEC_W, bf16);
 
 #pragma GCC unroll 8
@@ -118,16 +119,30 @@ CPU_INLINE void attn_values_at(float *o, uint32_t dim, uint32_t d, const uint8_t
 }
 
 CPU_INLINE void attn_values(float *o, uint32_t dim, const uint8_t *const *row, uint64_t v_off,
-                            const float *p, const float *alpha, uint32_t n, const uint32_t nq,
-                            const bool bf16)
+                            const float *p, const float *alpha, uint32_t n, uint32_t ahead,
+                            const uint32_t nq, const bool bf16)
 {
     const uint32_t nv = ATTN_ACC / nq < 4 ? ATTN_ACC / nq : 4;
     uint32_t       d  = 0;
 
     for (; d + nv * CPU_VEC_W <= dim; d += nv * CPU_VEC_W)
-        attn_values_at(o, dim, d, row, v_off, p, alpha, n, nq, nv, bf16);
+        attn_values_at(o, dim, d, row, v_off, p, alpha, n, ahead, nq, nv, bf16);
     for (; d < dim; d += CPU_VEC_W)
-        attn_values_at(o, dim, d, row, v_off, p, alpha, n, nq, 1, bf16);
+        attn_values_at(o, dim, d, row, v_off, p, alpha, n, ahead, nq, 1, bf16);
+}
+
+/* Asks for the records of the next tile: they lie anywhere, no prefetcher finds them. */
+CPU_INLINE void attn_fetch_records(const attn_walk *w, uint32_t end_key)
+{
+    const uint32_t chunk = w->kv->chunk_tokens;
+    const uint32_t left  = end_key - w->key < ATTN_TILE ? end_key - w->key : ATTN_TILE;
+
+    for (uint32_t i = 0; i < left / chunk; i++) {
+        const uint8_t *at = (const uint8_t *)w->kv->pool + w->record[i];
+
+        for (uint64_t b = 0; b < w->kv->record_bytes; b += KVD_CACHE_LINE)
+            __builtin_prefetch(at + b, 0, 3);
+    }
 }
 
 /* NQ rows, of which the first n_q are real; q and o have NQ rows of head_dim. */
@@ -139,7 +154,9 @@ CPU_INLINE void attn_pass(const cpu_attn_rows *a, const float *q, float *o, floa
     const uint8_t *row[ATTN_TILE];
     float          s[ATTN_TILE * ATTN_NQ_MAX], lane[CPU_VEC_W], alpha[CPU_VEC_W];
     vf             max = vf_set1(-1e30f), sum = vf_set1(0.0f), al;
-    attn_walk      w = attn_walk_from(a->kv, a->block, a->kv_head, a->first_key);
+    attn_walk      w     = a->record ? attn_walk_list(a->kv, a->record, a->first_key)
+                                     : attn_walk_from(a->kv, a->block, a->kv_head, a->first_key);
+    const uint32_t ahead = a->record ? 0 : ATTN_AHEAD;
 
     for (uint32_t key = a->first_key; key < a->end_key; key += ATTN_TILE) {
         const uint32_t n  = a->end_key - key < ATTN_TILE ? a->end_key - key : ATTN_TILE;
@@ -147,16 +164,18 @@ CPU_INLINE void attn_pass(const cpu_attn_rows *a, const float *q, float *o, floa
 
         for (uint32_t k = 0; k < n; k++)
             row[k] = attn_walk_next(&w);
+        if (a->record)
+            attn_fetch_records(&w, a->end_key);
         for (uint32_t k = n; k < n_vec * nk; k++)
             row[k] = row[n - 1];
-        attn_scores(q, dim, row, s, n, nq, bf16);
+        attn_scores(q, dim, row, s, n, ahead, nq, bf16);
         for (uint32_t k = n; k < n_vec * nk; k++) {
             for (uint32_t i = 0; i < nq; i++)
                 s[(n_vec - 1) * CPU_VEC_W + i * nk + k % nk] = -INFINITY;
         }
         attn_softmax(s, n_vec, &max, &sum, &al, nq);
         vf_store(alpha, al);
-        attn_values(o, dim, row, v_off, s, alpha, n, nq, bf16);
+        attn_values(o, dim, row, v_off, s, alpha, n, ahead, nq, bf16);
     }
     vf_store(lane, max);
     for (uint32_t i = 0; i < nq; i++)

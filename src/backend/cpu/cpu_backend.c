@@ -30,8 +30,12 @@ static uint64_t cpu_reserve_bytes_mm(const cpu_backend *be, const kvd_backend_li
 
 static uint64_t cpu_reserve_bytes_at(const cpu_backend *be, const kvd_backend_limits *lim)
 {
-    return be->base.ops == &cpu_ref_ops ? cpu_ref_at_scratch_bytes(lim)
-                                        : cpu_attn_scratch_bytes(be, lim);
+    const uint64_t window = cpu_window_scratch_bytes(&be->base, lim);
+
+    if (be->base.ops == &cpu_ref_ops)
+        return kvd_max_u64(cpu_ref_at_scratch_bytes(lim), window);
+    return kvd_max_u64(cpu_attn_scratch_bytes(be, lim),
+                       kvd_max_u64(window, cpu_span_scratch_bytes(be, lim)));
 }
 
 static uint64_t cpu_reserve_bytes_ix(const cpu_backend *be, const kvd_backend_limits *lim)
@@ -219,6 +223,9 @@ const kvd_backend_ops cpu_ops = {
     .swiglu      = cpu_swiglu,
     .kv_append   = cpu_kv_append,
     .attn        = cpu_attn,
+    .attn_span   = cpu_attn_span,
+    .window      = cpu_window,
+    .record_copy = cpu_record_copy,
     .index_build = cpu_index_build,
     .select      = cpu_ref_select,
 };
@@ -234,6 +241,9 @@ const kvd_backend_ops cpu_ref_ops = {
     .swiglu      = cpu_ref_swiglu,
     .kv_append   = cpu_ref_kv_append,
     .attn        = cpu_ref_attn,
+    .attn_span   = cpu_ref_attn_span,
+    .window      = cpu_window,
+    .record_copy = cpu_ref_record_copy,
     .index_build = cpu_index_build,
     .select      = cpu_ref_select,
 };

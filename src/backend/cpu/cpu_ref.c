@@ -7,6 +7,7 @@
 #include "backend/cpu/cpu_ref.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/cpu_kv.h"
@@ -236,5 +237,94 @@ kvd_status cpu_ref_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err)
             }
         }
     }
+    return KVD_OK;
+}
+
+/* ---- spans ------------------------------------------------------------------------- */
+
+typedef struct ref_head {
+    const kvd_kv_layout *kv;
+    const float         *q;
+    float               *o; /* weighted sum of V */
+    double               max, sum;
+    double               scale;
+} ref_head;
+
+/* One more key and value: sums so far are rescaled when the maximum rises. */
+static void ref_head_add(ref_head *h, const uint8_t *k)
+{
+    const uint8_t *v = k + cpu_kv_v_off(h->kv);
+    double         s = 0.0, alpha, p, max;
+
+    for (uint32_t i = 0; i < h->kv->head_dim; i++)
+        s += (double)h->q[i] * ref_load(h->kv, k, i);
+    s *= h->scale;
+    max    = s > h->max ? s : h->max;
+    alpha  = exp(h->max - max);
+    p      = exp(s - max);
+    h->sum = h->sum * alpha + p;
+    h->max = max;
+    for (uint32_t i = 0; i < h->kv->head_dim; i++)
+        h->o[i] = (float)((double)h->o[i] * alpha + p * ref_load(h->kv, v, i));
+}
+
+static void ref_span_head(const kvd_attn_span_args *a, const kvd_attn_span *s, uint32_t kv_head,
+                          ref_head *h)
+{
+    for (uint32_t r = 0; r < s->n_record; r++) {
+        const uint8_t *at = (const uint8_t *)a->kv.pool + s->record[r];
+
+        for (uint32_t t = 0; t < a->kv.chunk_tokens; t++)
+            ref_head_add(h, at + (uint64_t)t * a->kv.head_dim * cpu_kv_elem_bytes(&a->kv));
+    }
+    for (uint32_t t = s->first_key; t < s->end_key; t++)
+        ref_head_add(h, cpu_kv_row(&a->kv, s->block, kv_head, t));
+}
+
+/* Query head number i of a lane. */
+static void ref_span_lane(const kvd_attn_span_args *a, uint32_t lane, uint32_t i)
+{
+    const uint32_t dim = a->kv.head_dim, group = a->n_head / a->kv.n_kv_head;
+    const uint32_t kv_head = lane % a->kv.n_kv_head;
+    const uint64_t row = a->row[lane / a->kv.n_kv_head], head = (uint64_t)kv_head * group + i;
+    float         *part = a->part + lane * kvd_attn_part_floats(group, dim);
+    float         *max = part + (uint64_t)group * dim + i, *sum = max + group;
+    ref_head       h = { .kv    = &a->kv,
+                         .q     = a->q + row * a->q_stride + head * dim,
+                         .o     = part + (uint64_t)i * dim,
+                         .max   = a->first ? -1e30 : (double)*max,
+                         .sum   = a->first ? 0.0 : (double)*sum,
+                         .scale = a->scale };
+
+    if (a->first)
+        memset(h.o, 0, dim * sizeof(float));
+    ref_span_head(a, &a->span[lane], kv_head, &h);
+    *max = (float)h.max;
+    *sum = (float)h.sum;
+    if (a->lse)
+        a->lse[row * a->lse_stride + head] = h.sum > 0.0 ? (float)(h.max + log(h.sum)) : -INFINITY;
+    for (uint32_t d = 0; a->out && d < dim; d++)
+        a->out[row * a->out_stride + head * dim + d] = (float)((double)h.o[d] / h.sum);
+}
+
+kvd_status cpu_ref_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    cpu_kv_check(&a->kv);
+    for (uint32_t l = 0; l < a->n_row * a->kv.n_kv_head; l++) {
+        for (uint32_t i = 0; i < a->n_head / a->kv.n_kv_head; i++)
+            ref_span_lane(a, l, i);
+    }
+    return KVD_OK;
+}
+
+kvd_status cpu_ref_record_copy(kvd_stream *st, const kvd_record_copy_args *a, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    for (uint64_t i = 0; i < a->n; i++)
+        memcpy((uint8_t *)a->dst + a->dst_off[i], (const uint8_t *)a->src + a->src_off[i],
+               (size_t)a->bytes);
     return KVD_OK;
 }
