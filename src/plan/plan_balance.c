@@ -93,9 +93,10 @@ kvd_status plan_balance_make(const plan_stalls *s, uint32_t *size, plan_balance 
     option   = kvd_calloc(n_option, sizeof(*option));
     group    = kvd_calloc(s->n_group + 1, sizeof(*group));
     choice   = kvd_calloc(s->n_group + 1, sizeof(*choice));
-    st       = option && group && choice
-                   ? solve(s, group, option, choice, out, err)
-                   : kvd_fail(err, KVD_E_NOMEM, 0, "stall profile: no memory, %u groups", s->n_group);
+    if (option && group && choice)
+        st = solve(s, group, option, choice, out, err);
+    else
+        st = kvd_fail(err, KVD_E_NOMEM, 0, "stall profile: no memory for %u groups", s->n_group);
     for (uint32_t g = 0; st == KVD_OK && g < s->n_group; g++)
         size[g] = choice[g];
     if (st == KVD_OK)

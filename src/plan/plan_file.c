@@ -224,7 +224,7 @@ static kvd_status get_u64(const json_t *v, const char *field, uint64_t most, uin
 
 static kvd_status get_u32(const json_t *o, const char *field, uint32_t *out, kvd_err *err)
 {
-    uint64_t n;
+    uint64_t n = 0;
 
     KVD_TRY(get_u64(json_object_get(o, field), field, PLAN_MAX_DIM, &n, err));
     *out = (uint32_t)n;
@@ -271,7 +271,7 @@ static kvd_status get_narrow(const json_t *v, const char *field, uint64_t n, uin
                         " entries where there should be one",
                         field, n);
     for (uint64_t i = 0; i < n; i++) {
-        uint64_t x;
+        uint64_t x = 0;
 
         KVD_TRY(get_u64(json_array_get(v, i), field, PLAN_MAX_DIM, &x, err));
         out[i] = (uint32_t)x;
@@ -387,8 +387,8 @@ static kvd_status compare_key(const plan_key *k, const plan_key *x, kvd_err *err
 /* Format and version come first: another version may have other fields. */
 static kvd_status check_version(const json_t *root, kvd_err *err)
 {
-    const char *format = json_string_value(json_object_get(root, "format"));
-    uint64_t    version;
+    const char *format  = json_string_value(json_object_get(root, "format"));
+    uint64_t    version = 0;
 
     if (!format || strcmp(format, FORMAT) != 0)
         return bad(err, "format", "is not \"" FORMAT "\"");
