@@ -57,12 +57,14 @@ kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opt
 
 /* Whole file (or "-": standard input) into b; at most max_bytes. */
 kvd_status cli_read_file(const char *path, uint64_t max_bytes, kvd_buf *b, kvd_err *err);
+/* The same for the file that cli_input_file() gave. */
+kvd_status cli_read_input(const kvd_opts *o, const char *path, kvd_buf *b, kvd_err *err);
 
 typedef struct cli_tokens {
     int32_t *data;
     size_t   n;
 } cli_tokens;
-/* Reads token ids separated by white space. */
+/* Reads token ids separated by white space; at least one. */
 kvd_status cli_read_ids(const char *path, cli_tokens *out, kvd_err *err);
 /* Encodes; specials only inside the spans. */
 kvd_status cli_tokenize_text(const kvd_model *m, const char *text, size_t len,

@@ -287,6 +287,8 @@ int cli_bench(const kvd_opts *o)
     }
     if (st == KVD_OK)
         st = run_lists(&b, &err);
+    if (st == KVD_OK && b.n_row == 0)
+        st = kvd_fail(&err, KVD_E_INVAL, 0, "nothing to measure: -p and -n are both 0");
     if (b.n_row && strcmp(b.form, "json") == 0)
         puts("]");
     kvd_model_close(b.m);

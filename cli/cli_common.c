@@ -8,12 +8,13 @@
 
 #include "cli.h"
 
+#define INPUT_MAX_BYTES    (1ull << 30)
 #define IDS_MAX_BYTES      (1ull << 30)
 #define TEMPLATE_MAX_BYTES (1ull << 20)
 
 int cli_fail(const kvd_err *err)
 {
-    fprintf(stderr, "kvdrive: %s\n", err->msg);
+    fprintf(stderr, "kvdrive: %s\n", err->code == KVD_E_CANCELED ? "interrupted" : err->msg);
     switch (err->code) {
     case KVD_E_INVAL:
         return EXIT_USAGE;
@@ -194,6 +195,15 @@ kvd_status cli_read_file(const char *path, uint64_t max_bytes, kvd_buf *b, kvd_e
     return st;
 }
 
+kvd_status cli_read_input(const kvd_opts *o, const char *path, kvd_buf *b, kvd_err *err)
+{
+    const kvd_status st = cli_read_file(path, INPUT_MAX_BYTES, b, err);
+
+    if (st == KVD_E_IO && err->sys == ENOENT && o->n_rest == 1) /* "run -m FILE hello" */
+        return kvd_fail(err, st, ENOENT, "%s (if it is no file but the text: -p TEXT)", path);
+    return st;
+}
+
 kvd_status cli_read_ids(const char *path, cli_tokens *out, kvd_err *err)
 {
     kvd_buf     b  = { 0 };
@@ -213,6 +223,8 @@ kvd_status cli_read_ids(const char *path, cli_tokens *out, kvd_err *err)
             out->data[out->n++] = (int32_t)id;
         s = end;
     }
+    if (st == KVD_OK && out->n == 0)
+        st = kvd_fail(err, KVD_E_INVAL, 0, "%s: no token ids in it", path);
     kvd_buf_free(&b);
     return st;
 }
@@ -298,11 +310,12 @@ void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_sec
     fprintf(f, "%-22s %14s of %s tokens\n", "KV cache in use", cli_grouped(st.kv_used_tokens, n),
             cli_grouped(st.kv_capacity_tokens, c));
     fprintf(f, "\n%-22s %14s\n", "memory", "MiB");
-    fprintf(f, "%-22s %14.1f  (mapped file)\n", "weights", cli_mib(plan->weight_bytes));
+    fprintf(f, "%-22s %14.1f  (the model file, mapped or copied)\n", "weights",
+            cli_mib(plan->weight_bytes));
     fprintf(f, "%-22s %14.1f\n", "KV cache", cli_mib(plan->kv_bytes));
     fprintf(f, "%-22s %14.1f\n", "scratch", cli_mib(plan->scratch_bytes));
     fprintf(f, "%-22s %14.1f\n", "tables", cli_mib(plan->host_bytes));
     fprintf(f, "%-22s %14.1f\n", "planned in all", cli_mib(plan->total_bytes));
-    fprintf(f, "%-22s %14.1f  (%.1f without the file)\n", "resident now",
+    fprintf(f, "%-22s %14.1f  (%.1f without mapped files)\n", "resident now",
             cli_mib(cli_rss_bytes(false)), cli_mib(cli_rss_bytes(true)));
 }

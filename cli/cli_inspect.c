@@ -149,8 +149,10 @@ static void plan_row(const char *what, uint64_t bytes, const char *note)
 int cli_plan(const kvd_opts *o)
 {
     kvd_plan           p   = { .struct_size = sizeof(p) };
+    kvd_model_info     i   = { .struct_size = sizeof(i) };
     kvd_model         *m   = NULL;
     kvd_err            err = { 0 };
+    char               n[32];
     kvd_session_params sp;
     kvd_status         st = cli_model_open(&m, o, &err);
 
@@ -158,6 +160,8 @@ int cli_plan(const kvd_opts *o)
         st = cli_session_params(&sp, o, &err);
     if (st == KVD_OK)
         st = kvd_session_plan(m, &sp, &p, &err);
+    if (st == KVD_OK)
+        kvd_model_get_info(m, &i);
     kvd_model_close(m);
     if (st != KVD_OK)
         return cli_fail(&err);
@@ -170,8 +174,8 @@ int cli_plan(const kvd_opts *o)
                p.host_bytes, p.total_bytes, p.kv_bytes_per_token, p.available_bytes, p.n_ctx_fits);
         return EXIT_OK;
     }
-    printf("context %u tokens, %u sequence(s), batches of %u\n\n", p.n_ctx, p.n_seq, p.n_batch);
-    plan_row("weights", p.weight_bytes, "mapped from the file");
+    printf("context %s tokens, batches of %u\n\n", cli_grouped(p.n_ctx, n), p.n_batch);
+    plan_row("weights", p.weight_bytes, "the model file, mapped or copied (--weights)");
     plan_row("KV cache", p.kv_bytes, "");
     plan_row("scratch", p.scratch_bytes, "activations, logits, kernel buffers");
     plan_row("tables", p.host_bytes, "tokenizer, metadata");
@@ -183,7 +187,9 @@ int cli_plan(const kvd_opts *o)
     else if (p.total_bytes > p.available_bytes)
         printf("\nThis does not fit, whatever the context.\n");
     else
-        printf("\nFits; a single sequence could hold %u tokens.\n", p.n_ctx_fits);
+        printf("\nThis fits; the longest context is %s tokens (the limit is %s).\n",
+               cli_grouped(p.n_ctx_fits, n),
+               p.n_ctx_fits < i.n_ctx_train ? "memory" : "the model's");
     return EXIT_OK;
 }
 

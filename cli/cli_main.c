@@ -13,14 +13,14 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    { "run", CMD_RUN, 1, cli_run, "-m FILE [-f FILE] [-p TEXT | -]",
+    { "run", CMD_RUN, 1, cli_run, "-m FILE [-p TEXT] [FILE | -]",
       "answer one prompt, or continue a text (--raw)" },
     { "chat", CMD_CHAT, 0, cli_chat, "-m FILE", "talk, with history; /help inside" },
     { "bench", CMD_BENCH, 0, cli_bench, "-m FILE [-p N,...] [-n N,...] [-d N,...]",
       "measure prefill and decode speed, also at depth" },
     { "perplexity", CMD_PERPLEXITY, 1, cli_perplexity, "-m FILE TEXTFILE",
       "how well the model predicts a text" },
-    { "tokenize", CMD_TOKENIZE, 1, cli_tokenize, "-m FILE [-f FILE | -p TEXT | -]",
+    { "tokenize", CMD_TOKENIZE, 1, cli_tokenize, "-m FILE [-p TEXT | FILE | -]",
       "show the tokens of a text" },
     { "inspect", CMD_INSPECT, 1, cli_inspect, "FILE", "what a model file holds, and what fits" },
     { "plan", CMD_PLAN, 0, cli_plan, "-m FILE [-c N]",
@@ -49,6 +49,8 @@ static int unknown_command(const char *word)
     near = kvd_nearest(word, name, KVD_COUNTOF(commands));
     if (near)
         return cli_usage("unknown command '%s'; did you mean '%s'?", word, near);
+    if (word[0] == '-')
+        return cli_usage("the command comes before its options, as in kvdrive run %s", word);
     return cli_usage("unknown command '%s'; kvdrive --help lists them", word);
 }
 
@@ -80,14 +82,17 @@ static int run_command(const command *c, int argc, const char *const *argv)
         fprintf(stderr, "kvdrive %s: %s\n", c->name, err.msg);
         code = EXIT_USAGE;
     } else if (kvd_opts_flag(&o, "help")) {
-        kvd_buf_printf(&text, "usage: kvdrive %s %s\n\n%s\n\n", c->name, c->usage, c->help);
+        kvd_buf_printf(&text, "usage: kvdrive %s%s%s\n\n%s\n\n", c->name, *c->usage ? " " : "",
+                       c->usage, c->help);
         kvd_opts_help(cli_options, cli_n_option, c->bit, &text);
         code = print_text(&text);
     } else if (kvd_opts_flag(&o, "print-config")) {
         kvd_opts_print(&o, &text);
         code = print_text(&text);
     } else if (o.n_rest > c->n_arg) {
-        code = cli_usage("%s: unexpected argument '%s'", c->name, o.rest[c->n_arg]);
+        code =
+            cli_usage("%s: unexpected argument '%s'%s", c->name, o.rest[c->n_arg],
+                      c->bit & (CMD_RUN | CMD_TOKENIZE) ? "; a text goes in quotes behind -p" : "");
     } else {
         verbose = kvd_opts_flag(&o, "verbose");
         kvd_set_log(log_line, &verbose);
@@ -102,12 +107,24 @@ static int run_command(const command *c, int argc, const char *const *argv)
     return code;
 }
 
+static int dispatch(const char *name, int argc, const char *const *argv)
+{
+    for (size_t i = 0; i < KVD_COUNTOF(commands); i++)
+        if (strcmp(name, commands[i].name) == 0)
+            return run_command(&commands[i], argc, argv);
+    return unknown_command(name);
+}
+
 int main(int argc, char **argv)
 {
+    static const char *const help = "--help";
+
     if (argc < 2) {
         print_overview(stderr);
         return EXIT_USAGE;
     }
+    if (strcmp(argv[1], "help") == 0 && argc > 2)
+        return dispatch(argv[2], 1, &help);
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         print_overview(stdout);
@@ -117,8 +134,5 @@ int main(int argc, char **argv)
         printf("kvdrive %s\n", kvd_version());
         return EXIT_OK;
     }
-    for (size_t i = 0; i < KVD_COUNTOF(commands); i++)
-        if (strcmp(argv[1], commands[i].name) == 0)
-            return run_command(&commands[i], argc - 2, (const char *const *)argv + 2);
-    return unknown_command(argv[1]);
+    return dispatch(argv[1], argc - 2, (const char *const *)argv + 2);
 }

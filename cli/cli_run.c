@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "cli.h"
+#include "text/text.h"
 
-#define PROMPT_MAX_BYTES (1ull << 30)
-#define ANSWER_ROOM      1024u /* context left for the answer when neither -n nor -c says */
+#define ANSWER_ROOM 1024u /* context left for the answer when neither -n nor -c says */
 
 typedef struct job {
     const kvd_opts *o;
@@ -21,6 +21,7 @@ typedef struct job {
     kvd_buf         answer;
     kvd_buf         ids; /* generated ids, int32 */
     const char     *finish;
+    bool            cut; /* by the end of the context, not by -n */
     double          load_s;
 } job;
 
@@ -33,39 +34,61 @@ static kvd_status prompt_text(const kvd_opts *o, kvd_buf *b, kvd_err *err)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "no prompt: give -p TEXT, -f FILE or - for standard input");
     if (file)
-        KVD_TRY(cli_read_file(file, PROMPT_MAX_BYTES, b, err));
+        KVD_TRY(cli_read_input(o, file, b, err));
     if (file && p)
         kvd_buf_puts(b, "\n\n");
     if (p)
         kvd_buf_puts(b, p);
-    return b->oom ? kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the prompt") : KVD_OK;
+    if (b->oom)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the prompt");
+    return b->len ? KVD_OK : kvd_fail(err, KVD_E_INVAL, 0, "the prompt is empty");
+}
+
+/* Bytes before the first that is not UTF-8; len: all of it is. */
+static size_t valid_utf8(const char *s, size_t len)
+{
+    for (size_t i = 0, n; i < len; i += n) {
+        uint32_t cp;
+
+        n = utf8_decode(s + i, len - i, &cp);
+        if (cp == 0xfffd && !(n == 3 && memcmp(s + i, "\xef\xbf\xbd", 3) == 0))
+            return i;
+    }
+    return len;
+}
+
+static kvd_status check_utf8(const char *what, const char *s, size_t len, kvd_err *err)
+{
+    const size_t good = valid_utf8(s, len);
+
+    if (good == len)
+        return KVD_OK;
+    return kvd_fail(err, KVD_E_INVAL, 0,
+                    "the %s cannot go into a chat message: byte %zu (0x%02x) is not UTF-8; convert "
+                    "it (iconv), or use --raw, which takes any bytes",
+                    what, good, (unsigned char)s[good]);
 }
 
 static kvd_status tokenize_messages(job *j, const kvd_buf *text, kvd_err *err)
 {
     const char *system = kvd_opts_text(j->o, "system");
     json_t     *list   = json_array();
-    json_t *first = system ? json_pack("{s:s, s:s}", "role", "system", "content", system) : NULL;
-    json_t *user = json_pack("{s:s, s:s%}", "role", "user", "content", text->data ? text->data : "",
-                             text->len);
-    const bool bad  = (system && !first) || !user; /* jansson refuses invalid UTF-8 */
-    char      *json = NULL;
-    kvd_status st   = KVD_OK;
+    json_t    *first = system ? json_pack("{s:s, s:s}", "role", "system", "content", system) : NULL;
+    json_t    *user  = json_pack("{s:s, s:s%}", "role", "user", "content", text->data, text->len);
+    char      *json  = NULL;
+    kvd_status st    = system ? check_utf8("system text", system, strlen(system), err) : KVD_OK;
 
+    if (st == KVD_OK)
+        st = check_utf8("prompt", text->data, text->len, err);
     if (first)
         json_array_append_new(list, first);
     if (user)
         json_array_append_new(list, user);
-    if (!bad)
+    if (st == KVD_OK && user && !system == !first)
         json = json_dumps(list, JSON_COMPACT);
-    if (bad)
-        st = kvd_fail(err, KVD_E_INVAL, 0,
-                      "the %s cannot go into a chat message: it is not valid UTF-8, or memory is "
-                      "short (--raw takes any bytes)",
-                      user ? "system text" : "prompt");
-    else if (!json)
+    if (st == KVD_OK && !json)
         st = kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the chat message");
-    else
+    if (st == KVD_OK)
         st = cli_tokenize_chat(j->m, json, kvd_opts_text(j->o, "template-vars"), &j->prompt, err);
     free(json);
     json_decref(list);
@@ -80,6 +103,8 @@ static kvd_status make_prompt(job *j, kvd_err *err)
     kvd_span       all  = { 0 };
     kvd_status     st;
 
+    if (ids && (cli_input_file(j->o, "file") || kvd_opts_text(j->o, "prompt")))
+        return kvd_fail(err, KVD_E_INVAL, 0, "give either --tokens or a text, not both");
     if (ids)
         return cli_read_ids(ids, &j->prompt, err);
     st = prompt_text(j->o, &text, err);
@@ -163,6 +188,8 @@ static kvd_status generate(job *j, kvd_err *err)
     }
     text = kvd_detok_flush(j->detok, &len);
     emit(j, text, len);
+    j->cut = strcmp(j->finish, "length") == 0 && kvd_seq_len(j->s, 0) >= n_ctx &&
+             (int64_t)(j->ids.len / sizeof(int32_t)) != n_max;
     return KVD_OK;
 }
 
@@ -226,6 +253,9 @@ int cli_run(const kvd_opts *o)
     else if (j.answer.len && !kvd_opts_flag(o, "json"))
         fputc('\n', stdout);
     fflush(stdout);
+    if (j.cut)
+        fprintf(stderr, "kvdrive: the answer was cut: the context of %u tokens is full (-c)\n",
+                j.plan.n_ctx);
     if (j.s && kvd_opts_flag(o, "stats"))
         cli_print_stats(j.s, &j.plan, j.load_s, stderr);
     kvd_detok_close(j.detok);

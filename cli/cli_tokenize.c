@@ -61,7 +61,7 @@ int cli_tokenize(const kvd_opts *o)
         return cli_usage("tokenize: give either -p TEXT or -f FILE (- is standard input)");
     st = cli_model_open(&m, o, &err);
     if (st == KVD_OK && file)
-        st = cli_read_file(file, 1u << 30, &text, &err);
+        st = cli_read_input(o, file, &text, &err);
     else if (st == KVD_OK)
         kvd_buf_puts(&text, p);
     all.end = text.len;

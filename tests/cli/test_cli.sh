@@ -27,6 +27,8 @@ expect() {
 
 expect "overview" 0 'kvdrive COMMAND --help' "$kvd" --help
 expect "no command" 2 'usage' "$kvd"
+expect "help of a command" 0 'usage: kvdrive plan -m' "$kvd" help plan
+expect "an option before the command" 2 'comes before its options' "$kvd" -m x
 expect "wrong command" 2 "did you mean 'perplexity'" "$kvd" perplexiti
 expect "wrong option" 2 "did you mean 'threads'" "$kvd" run --thread 2
 expect "option of another command" 2 'does not belong' "$kvd" doctor -c 4
@@ -36,6 +38,11 @@ expect "print-config" 0 'ctx-size .*= 77 .*# environment' env KVDRIVE_CTX_SIZE=7
 expect "no model" 2 'no model given' "$kvd" run -p x
 expect "no such file" 1 'No such file' "$kvd" run -m "$tmp/none.gguf" --raw -p x
 expect "no prompt" 2 'no prompt' "$kvd" run -m $tiny/llama.gguf --raw
+expect "a text where a file belongs" 1 'hello .*-p TEXT' "$kvd" run -m $tiny/llama.gguf --raw hello
+expect "tokens and a text" 2 'not both' "$kvd" run -m $tiny/llama.gguf --tokens /dev/null -p x
+expect "no tokens" 2 'no token ids' "$kvd" run -m $tiny/llama.gguf --tokens /dev/null
+expect "answer cut by the context" 0 'the context of 16 tokens is full' \
+    "$kvd" run -m $tiny/llama.gguf --raw -p x -c 16 --ignore-eos
 expect "no template" 2 'use --raw' "$kvd" run -m $tiny/llama.gguf -p x
 expect "context too long" 2 '129.*128' "$kvd" run -m $tiny/llama.gguf --raw -p x -c 129
 expect "prompt too long" 4 'has 200 tokens, the context 128' "$kvd" run -m $tiny/llama.gguf --raw \
@@ -51,11 +58,12 @@ expect "bench" 0 'pp16 .*\|' "$kvd" bench -m $tiny/qwen2.gguf -p 16 -n 4 -r 2
 expect "bench at depth, parallel" 0 '^qwen2,.*,0,4,8,3,' \
     "$kvd" bench -m $tiny/qwen2.gguf -p 0 -n 4 -d 8 \
     -np 3 -r 2 -o csv
+expect "bench of nothing" 2 'nothing to measure' "$kvd" bench -m $tiny/qwen2.gguf -p 0 -n 0
 expect "bench list" 2 'expected numbers' "$kvd" bench -m $tiny/qwen2.gguf -p 1,x
 expect "tokenize" 0 '104 +"h"' "$kvd" tokenize -m $tiny/llama.gguf -p h
 expect "inspect" 0 'token_embd.weight +F32 +\[[0-9]+, 264\]' "$kvd" inspect $tiny/llama.gguf
 expect "inspect json" 0 '"n_ctx_train": 128' "$kvd" inspect $tiny/llama.gguf --json
-expect "plan" 0 'KV cache' "$kvd" plan -m $tiny/llama.gguf -c 64
+expect "plan" 0 'longest context is 128 tokens .*the model' "$kvd" plan -m $tiny/llama.gguf -c 64
 expect "plan json" 0 '"n_ctx":64' "$kvd" plan -m $tiny/llama.gguf -c 64 --json
 expect "doctor" 0 'n_cpu' "$kvd" doctor
 expect "unusable isa" 2 'cpu-isa' "$kvd" bench -m $tiny/llama.gguf --cpu-isa sse9
@@ -106,6 +114,10 @@ expect "an argument beats the environment" 0 'token_embd' env KVDRIVE_MODEL=/non
     "$kvd" inspect $tiny/llama.gguf
 expect "a system text that is no UTF-8" 2 'the system text cannot' "$kvd" run -m $tiny/llama.gguf \
     --chat-template "$tmp/ok.jinja" -p hi --system $'\xff'
+expect "an empty message" 2 'the prompt is empty' "$kvd" run -m $tiny/llama.gguf \
+    --chat-template "$tmp/ok.jinja" -p ""
+expect "a prompt that is no UTF-8" 2 'byte 3 \(0xe9\)' "$kvd" run -m $tiny/llama.gguf \
+    --chat-template "$tmp/ok.jinja" -p $'caf\xe9'
 printf 'a\0b' >"$tmp/zero"
 expect "a zero byte in a message" 0 '"prompt_tokens":9' "$kvd" run -m $tiny/llama.gguf \
     --chat-template "$tmp/ok.jinja" -f "$tmp/zero" -n 1 --json
