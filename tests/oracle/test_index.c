@@ -16,6 +16,7 @@
 #include "index_naive.h"
 
 static uint64_t test_seed = 1;
+static bool     test_precise;
 
 #define MEAN(e, r, ct, d)                                \
     {                                                    \
@@ -77,7 +78,9 @@ static const index_shape shapes[] = {
 static kvd_backend *test_open(const char *name, const char *isa, uint32_t n_thread,
                               const index_case *c, kvd_stream **st)
 {
-    const kvd_backend_params p   = { .name = name, .cpu_isa = isa, .n_thread = n_thread };
+    const kvd_backend_params p = {
+        .name = name, .cpu_isa = isa, .n_thread = n_thread, .precise = test_precise
+    };
     const kvd_backend_limits lim = case_limits(c);
     kvd_backend             *b   = NULL;
     kvd_err                  err = { 0 };
@@ -250,10 +253,96 @@ static void test_ref_matches_formulas(void **state)
     }
 }
 
+/* ---- cpu against ref ------------------------------------------------------------- */
+
+/* How far a kernel's scores are from the reference's: |ln(score / want)| of chunks that hold more
+ * than 1e-5, as the root of the mean square, and how many are past a bound. */
+typedef struct gap {
+    double   sum, bound, worst;
+    uint64_t n, n_past;
+} gap;
+
+static void gap_add(gap *g, const index_case *c, const float *want)
+{
+    for (uint32_t s = 0; s < c->sh.n_seq; s++) {
+        for (uint32_t h = 0; h < c->sh.n_kv_head; h++) {
+            const uint64_t at = ((uint64_t)s * c->sh.n_kv_head + h) * c->lane_chunks;
+
+            for (uint32_t i = 0; i < c->sh.n_chunk[s]; i++) {
+                double d;
+
+                if (!(want[at + i] > 1e-5f))
+                    continue;
+                d        = fabs(log((double)c->score[at + i] / (double)want[at + i]));
+                g->worst = d > g->worst ? d : g->worst;
+                g->n++;
+                if (d <= g->bound)
+                    g->sum += d * d;
+                else
+                    g->n_past++;
+            }
+        }
+    }
+}
+
+/* Float kernels sum a few hundred products in float.  Queries in 8 bits (16 against INT8) add about
+ * a tenth of what INT4 itself loses.  A cascade may rerank other chunks at its edge. */
+static void check_gap(const index_case *c, const float *want, const char *isa, bool integer)
+{
+    const kvd_index_desc *d    = &c->sh.desc;
+    const bool            int8 = d->elem == KVD_INDEX_INT8 || d->key_elem == KVD_INDEX_INT8;
+    const double          rms  = !integer ? 1e-5 : int8 ? 4e-4 : 0.03;
+    const uint64_t        edge = d->kind != KVD_INDEX_CASCADE ? 0 : integer ? 32 : 2;
+    gap                   g    = { .bound = 6 * rms };
+
+    gap_add(&g, c, want);
+    assert_true(g.n > 0);
+    if (!(sqrt(g.sum / (double)g.n) <= rms && g.n_past <= edge))
+        fail_msg(
+            "kind %d, elements %d and %d, %s: scores differ by %.3g rms, %.3g at most, %u past",
+            (int)d->kind, (int)d->elem, (int)d->key_elem, isa, sqrt(g.sum / (double)g.n), g.worst,
+            (unsigned)g.n_past);
+}
+
+static void check_level(index_case *c, os_isa isa, bool precise, const float *want)
+{
+    test_precise = precise;
+    test_run(c, "cpu", os_isa_name(isa), 1 + (uint32_t)c->args.rule % 3);
+    test_precise = false;
+    check_follows(c);
+    check_gap(c, want, os_isa_name(isa),
+              !precise && isa >= OS_ISA_AVX512 && os_cpu_get()->avx512_vnni);
+}
+
+static void test_cpu_matches_ref(void **state)
+{
+    kvd_rng rng;
+
+    (void)state;
+    kvd_rng_seed(&rng, test_seed);
+    for (size_t i = 0; i < KVD_COUNTOF(shapes); i++) {
+        index_case c    = case_open(&shapes[i], &rng);
+        float     *want = case_mem(c.n_lane_chunk * sizeof(*want));
+
+        for (int rule = 0; rule < KVD_GQA_RULE_COUNT; rule++) {
+            c.args.rule = (kvd_gqa_rule)rule;
+            test_run(&c, "ref", NULL, 1);
+            memcpy(want, c.score, c.n_lane_chunk * sizeof(*want));
+            for (int isa = OS_ISA_PORTABLE; isa <= (int)os_cpu_get()->isa; isa++) {
+                check_level(&c, (os_isa)isa, false, want);
+                check_level(&c, (os_isa)isa, true, want);
+            }
+        }
+        kvd_pages_free(want, c.n_lane_chunk * sizeof(*want) + 64);
+        case_close(&c);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ref_matches_formulas),
+        cmocka_unit_test(test_cpu_matches_ref),
     };
 
     if (argc == 3 && strcmp(argv[1], "--seed") == 0)

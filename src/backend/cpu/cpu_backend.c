@@ -40,7 +40,10 @@ static uint64_t cpu_reserve_bytes_at(const cpu_backend *be, const kvd_backend_li
 
 static uint64_t cpu_reserve_bytes_ix(const cpu_backend *be, const kvd_backend_limits *lim)
 {
-    return kvd_max_u64(cpu_index_build_scratch_bytes(be, lim), cpu_ref_select_scratch_bytes(lim));
+    const uint64_t select = be->base.ops == &cpu_ref_ops ? cpu_ref_select_scratch_bytes(lim)
+                                                         : cpu_select_scratch_bytes(be, lim);
+
+    return kvd_max_u64(cpu_index_build_scratch_bytes(be, lim), select);
 }
 
 static uint64_t cpu_reserve_bytes(const kvd_backend *b, const kvd_backend_limits *lim)
@@ -227,7 +230,7 @@ const kvd_backend_ops cpu_ops = {
     .window      = cpu_window,
     .record_copy = cpu_record_copy,
     .index_build = cpu_index_build,
-    .select      = cpu_ref_select,
+    .select      = cpu_select,
 };
 
 const kvd_backend_ops cpu_ref_ops = {

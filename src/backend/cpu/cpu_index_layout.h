@@ -61,7 +61,7 @@ static inline const uint8_t *cpu_index_lane(const kvd_index_layout *ix, uint64_t
     return (const uint8_t *)ix->pool + iblock + ix->lane_off + kv_head * ix->head_stride;
 }
 
-/* Adds to tells' integer codes: row, byte and shift of one channel. */
+/* Channels of one row of 64 bytes. */
 static inline uint32_t cpu_index_per_row(const cpu_index_plane *p)
 {
     return 32u / p->bits;
@@ -86,10 +86,12 @@ static inline uint64_t cpu_select_mass(float score)
     return (uint64_t)(score * 0x1p40f);
 }
 
-/* The sum that top_p asks for, of all. */
+/* The sum that top_p asks for, of all; more than none. */
 static inline uint64_t cpu_select_target(uint64_t all, float top_p)
 {
-    return (uint64_t)((double)all * (double)top_p);
+    const uint64_t target = (uint64_t)((double)all * (double)top_p);
+
+    return target ? target : 1;
 }
 
 static inline float cpu_select_share(uint64_t mass)
