@@ -23,7 +23,7 @@ struct os_io {
     uint32_t    depth, n_flight;
 };
 
-int64_t io_slot_run(const io_slot *s)
+int64_t os_io_slot_run(const io_slot *s)
 {
     char        *p    = (char *)s->req.buf + s->done;
     const off_t  off  = (off_t)(s->req.off + s->done);
@@ -51,17 +51,17 @@ static kvd_status open_backend(os_io *io, const os_io_params *p, kvd_err *err)
 
     switch (p->kind) {
     case OS_IO_SIM:
-        return io_sim_backend_open(&io->backend, p, err);
+        return os_io_sim_open(&io->backend, p, err);
     case OS_IO_URING:
-        return io_uring_backend_open(&io->backend, p, err);
+        return os_io_uring_open(&io->backend, p, err);
     case OS_IO_AUTO:
-        st = io_uring_backend_open(&io->backend, p, err);
+        st = os_io_uring_open(&io->backend, p, err);
         if (st != KVD_E_UNSUPPORTED)
             return st;
-        return io_pool_backend_open(&io->backend, p, err);
+        return os_io_pool_open(&io->backend, p, err);
     case OS_IO_POOL:
     default:
-        return io_pool_backend_open(&io->backend, p, err);
+        return os_io_pool_open(&io->backend, p, err);
     }
 }
 

@@ -33,11 +33,11 @@ struct io_backend {
     bool          closing; /* only what is in flight matters now */
 };
 
-kvd_status io_uring_backend_open(io_backend **out, const os_io_params *p, kvd_err *err);
-kvd_status io_pool_backend_open(io_backend **out, const os_io_params *p, kvd_err *err);
-kvd_status io_sim_backend_open(io_backend **out, const os_io_params *p, kvd_err *err);
+kvd_status os_io_uring_open(io_backend **out, const os_io_params *p, kvd_err *err);
+kvd_status os_io_pool_open(io_backend **out, const os_io_params *p, kvd_err *err);
+kvd_status os_io_sim_open(io_backend **out, const os_io_params *p, kvd_err *err);
 
 /* The transfer itself, on the calling thread: bytes, or -errno. */
-int64_t io_slot_run(const io_slot *s);
+int64_t os_io_slot_run(const io_slot *s);
 
 #endif

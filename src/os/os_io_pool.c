@@ -65,7 +65,7 @@ static void *worker(void *arg)
             continue;
         }
         pthread_mutex_unlock(&p->mutex);
-        s->result = io_slot_run(s);
+        s->result = os_io_slot_run(s);
         pthread_mutex_lock(&p->mutex);
         list_put(&p->done, s);
         pthread_cond_signal(&p->ready);
@@ -137,7 +137,7 @@ static void pool_close(io_backend *b)
 
 static const io_ops pool_ops = { IO_OPS_VERSION, pool_submit, pool_reap, pool_close };
 
-kvd_status io_pool_backend_open(io_backend **out, const os_io_params *q, kvd_err *err)
+kvd_status os_io_pool_open(io_backend **out, const os_io_params *q, kvd_err *err)
 {
     const uint32_t     want = q->n_thread ? q->n_thread : THREAD_DEFAULT;
     io_pool           *p    = kvd_calloc(1, sizeof(*p));

@@ -48,9 +48,9 @@ static int64_t run_read(io_disk *d, io_slot *s)
         io_slot other = *s;
 
         other.req.off -= OS_PAGE_BYTES;
-        return io_slot_run(&other);
+        return os_io_slot_run(&other);
     }
-    n = io_slot_run(s);
+    n = os_io_slot_run(s);
     if (n > 0 && chance(d, d->sim->read_short))
         return (int64_t)kvd_rng_below(&d->rng, (uint64_t)n);
     if (n > 0 && chance(d, d->sim->read_flip))
@@ -78,11 +78,11 @@ static int64_t run_write(io_disk *d, io_slot *s)
     if (chance(d, d->sim->enospc))
         return -ENOSPC;
     if (!chance(d, d->sim->write_flip))
-        return io_slot_run(s);
+        return os_io_slot_run(s);
     at   = kvd_rng_below(&d->rng, left);
     keep = (uint8_t)p[at];
     flip(d, p + at, 1);
-    n     = io_slot_run(s);
+    n     = os_io_slot_run(s);
     p[at] = (char)keep;
     return n;
 }
@@ -100,7 +100,7 @@ static int64_t run(io_disk *d, io_slot *s)
         return run_write(d, s);
     if (chance(d, d->sim->sync_eio))
         return -EIO;
-    return d->sim->crash_nth && d->n_write >= d->sim->crash_nth ? 0 : io_slot_run(s);
+    return d->sim->crash_nth && d->n_write >= d->sim->crash_nth ? 0 : os_io_slot_run(s);
 }
 
 static void disk_submit(io_backend *b, io_slot *const *slot, uint32_t n)
@@ -152,7 +152,7 @@ static void disk_close(io_backend *b)
 
 static const io_ops disk_ops = { IO_OPS_VERSION, disk_submit, disk_reap, disk_close };
 
-kvd_status io_sim_backend_open(io_backend **out, const os_io_params *p, kvd_err *err)
+kvd_status os_io_sim_open(io_backend **out, const os_io_params *p, kvd_err *err)
 {
     io_disk *d = kvd_calloc(1, sizeof(*d));
 

@@ -89,7 +89,7 @@ static void uring_close(io_backend *b)
 
 static const io_ops uring_ops = { IO_OPS_VERSION, uring_submit, uring_reap, uring_close };
 
-kvd_status io_uring_backend_open(io_backend **out, const os_io_params *p, kvd_err *err)
+kvd_status os_io_uring_open(io_backend **out, const os_io_params *p, kvd_err *err)
 {
     const struct iovec     iov  = { p->buf, (size_t)p->buf_bytes };
     struct io_uring_params ring = { 0 };

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_disk.c - the block store: open, close, and the stage its I/O goes through.
+ *
+ * Owns: the directory's lock, the queue, and the stage: slots of 256 KiB, some for reads, some for
+ * writes, so that neither can starve the other.  A slot is busy from submit until its request is
+ * reaped; nothing else writes into it meanwhile.
+ * Thread: one at a time. */
+#include <errno.h>
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kv/kv_disk_int.h"
+
+#define SYNC_USER  (UINT64_C(1) << 32) /* + index of the put */
+#define REAP_MAX   64u
+#define SLOT_MIN   4u
+#define SLOT_MAX   1024u
+#define UNITS_MAX  65535u
+#define PIECES_MIN 64u
+
+#define FILE_BYTES_DEFAULT  (UINT64_C(256) << 20)
+#define FILE_BYTES_MIN      (UINT64_C(64) << 20)
+#define STAGE_BYTES_DEFAULT (UINT64_C(16) << 20)
+
+void kv_disk_at(const kv_disk *d, const char *point)
+{
+    if (d->p.point)
+        d->p.point(d->p.point_ctx, point);
+}
+
+/* ---- the stage -------------------------------------------------------------------- */
+
+disk_slot *kv_disk_slot_take(kv_disk *d, bool for_write)
+{
+    const uint32_t first = for_write ? d->n_read_slot : 0;
+    const uint32_t end   = for_write ? d->n_slot : d->n_read_slot;
+
+    for (uint32_t i = first; i < end; i++)
+        if (!d->slot[i].busy)
+            return &d->slot[i];
+    return NULL;
+}
+
+void kv_disk_slot_submit(kv_disk *d, disk_slot *s, os_io_op op, int fd, uint64_t off,
+                         uint32_t bytes)
+{
+    const os_io_req r = { op, fd, s->buf, off, bytes, (uint64_t)(s - d->slot) };
+
+    kvd_assert(!s->busy);
+    s->busy  = true;
+    s->bytes = bytes;
+    os_io_submit(d->io, &r, 1); /* the queue is as deep as there are slots and puts */
+}
+
+void kv_disk_sync_submit(kv_disk *d, uint32_t put, int fd)
+{
+    const os_io_req r = { OS_IO_SYNC, fd, NULL, 0, 0, SYNC_USER + put };
+
+    os_io_submit(d->io, &r, 1);
+}
+
+static void slot_done(kv_disk *d, const os_io_done *done)
+{
+    disk_slot *s;
+
+    if (done->user >= SYNC_USER) {
+        kv_disk_put_written(d, &d->put[done->user - SYNC_USER], done->error);
+        return;
+    }
+    s = &d->slot[done->user];
+    if ((uint32_t)done->user < d->n_read_slot)
+        kv_disk_read_done(d, s, done);
+    else
+        kv_disk_put_written(d, &d->put[s->put], done->error);
+    s->busy = false;
+}
+
+void kv_disk_pump(kv_disk *d, uint64_t timeout_ns)
+{
+    os_io_done done[REAP_MAX];
+    uint32_t   n;
+
+    kv_disk_read_issue(d);
+    n = os_io_reap(d->io, done, REAP_MAX, timeout_ns);
+    while (n > 0) {
+        for (uint32_t i = 0; i < n; i++)
+            slot_done(d, &done[i]);
+        n = os_io_reap(d->io, done, REAP_MAX, 0);
+    }
+    kv_disk_put_advance(d);
+    kv_disk_read_issue(d);
+}
+
+static kvd_status open_stage(kv_disk *d, kvd_err *err)
+{
+    const uint64_t n_read  = kvd_div_up(d->p.read_stage_bytes, DISK_SLOT_BYTES);
+    const uint64_t n_write = kvd_div_up(d->p.write_stage_bytes, DISK_SLOT_BYTES);
+    os_io_params   io      = d->p.io;
+
+    d->n_read_slot = (uint32_t)kvd_min_u64(kvd_max_u64(n_read, SLOT_MIN), SLOT_MAX);
+    d->n_slot = d->n_read_slot + (uint32_t)kvd_min_u64(kvd_max_u64(n_write, SLOT_MIN), SLOT_MAX);
+    d->stage_bytes = (uint64_t)d->n_slot * DISK_SLOT_BYTES;
+    d->slot        = kvd_calloc(d->n_slot, sizeof(*d->slot));
+    d->stage       = d->slot ? kvd_pages_alloc(d->stage_bytes) : NULL;
+    if (!d->stage)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory for a stage of %llu bytes",
+                        (unsigned long long)d->stage_bytes);
+    for (uint32_t i = 0; i < d->n_slot; i++)
+        d->slot[i].buf = d->stage + (size_t)i * DISK_SLOT_BYTES;
+    io.depth     = d->n_slot + KV_DISK_PUT_MAX;
+    io.buf       = d->stage;
+    io.buf_bytes = d->stage_bytes;
+    KVD_TRY(os_io_open(&d->io, &io, err));
+    d->space.direct = os_direct_io(d->dir);
+    snprintf(d->mode, sizeof(d->mode), "%s%s", os_io_name(d->io),
+             d->space.direct ? ", O_DIRECT" : ", page cache");
+    return KVD_OK;
+}
+
+/* ---- open ------------------------------------------------------------------------- */
+
+static void set_default(uint64_t *v, uint64_t def)
+{
+    if (*v == 0)
+        *v = def;
+}
+
+static void fill_defaults(kv_disk_params *p)
+{
+    set_default(&p->file_bytes, FILE_BYTES_DEFAULT);
+    set_default(&p->read_stage_bytes, STAGE_BYTES_DEFAULT);
+    set_default(&p->write_stage_bytes, STAGE_BYTES_DEFAULT);
+    set_default(&p->timeout_ns, UINT64_C(10000000000));
+    set_default(&p->pause_ns, UINT64_C(30000000000));
+    set_default(&p->max_salted_bytes, p->max_bytes / 4);
+    p->file_bytes = kvd_max_u64(p->file_bytes, FILE_BYTES_MIN);
+    p->gap_bytes  = p->gap_bytes ? p->gap_bytes : 16384;
+    p->max_units  = p->max_units ? (uint32_t)kvd_min_u64(p->max_units, UNITS_MAX) : 8192;
+    p->max_pieces = p->max_pieces ? (uint32_t)kvd_max_u64(p->max_pieces, PIECES_MIN) : 16384;
+}
+
+static kvd_status open_memory(kv_disk *d, kvd_err *err)
+{
+    const kv_disk_geometry *g = &d->p.geometry;
+    const uint32_t          n_rec =
+        g->n_lane ? KV_DISK_SEGMENT_BLOCKS * g->block_tokens / g->chunk_tokens : 1;
+    bool ok = true;
+
+    d->unit     = kvd_calloc(d->p.max_units, sizeof(*d->unit));
+    d->identity = kvd_malloc((size_t)n_rec * 2);
+    for (uint32_t i = 0; i <= KV_DISK_TICKET_MAX; i++) {
+        d->ticket[i].piece = kvd_malloc(d->p.max_pieces * sizeof(disk_piece));
+        ok                 = ok && d->ticket[i].piece;
+    }
+    d->sha = EVP_MD_CTX_new();
+    if (!ok || !d->unit || !d->identity || !d->sha)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory");
+    for (uint32_t i = 0; i < n_rec; i++)
+        d->identity[i] = (uint16_t)i;
+    d->sha_type = EVP_MD_fetch(NULL, "SHA256", NULL);
+    if (!d->sha_type || !kv_disk_model_name(d, d->p.fingerprint, g, &d->model))
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "block store: libcrypto has no SHA-256");
+    return KVD_OK;
+}
+
+static kvd_status open_steps(kv_disk *d, kvd_err *err)
+{
+    char path[DISK_PATH_BYTES];
+
+    KVD_TRY(os_dir_make(d->dir, err));
+    snprintf(path, sizeof(path), "%s/lock", d->dir);
+    KVD_TRY(os_lock_open(&d->lock_fd, path, err));
+    KVD_TRY(open_memory(d, err));
+    KVD_TRY(open_stage(d, err));
+    KVD_TRY(kv_disk_cat_open(d, err));
+    return kv_disk_space_tidy(d, err);
+}
+
+kvd_status kv_disk_open(kv_disk **out, const kv_disk_params *p, kvd_err *err)
+{
+    kv_disk   *d;
+    kvd_status st;
+
+    *out = NULL;
+    if (!p->dir || !p->dir[0] || strlen(p->dir) > DISK_PATH_BYTES - 64)
+        return kvd_fail(err, KVD_E_INVAL, 0, "block store: no directory, or too long a name");
+    if (p->geometry.n_lane && !kv_disk_geometry_ok(&p->geometry))
+        return kvd_fail(err, KVD_E_INVAL, 0, "block store: the geometry makes no sense");
+    d = kvd_calloc(1, sizeof(*d));
+    if (!d)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory");
+    d->p       = *p;
+    d->lock_fd = -1;
+    fill_defaults(&d->p);
+    d->rate_left = (int64_t)kvd_min_u64(d->p.max_bytes_per_s, INT64_MAX);
+    d->rate_ns   = kvd_now_ns();
+    d->dir       = kvd_strndup(p->dir, strlen(p->dir));
+    d->p.dir     = d->dir;
+    st = d->dir ? open_steps(d, err) : kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory");
+    if (st != KVD_OK) {
+        kv_disk_close(d);
+        return st;
+    }
+    *out = d;
+    return KVD_OK;
+}
+
+/* Every put is free or waits for requests that were not answered. */
+static void close_puts(kv_disk *d)
+{
+    (void)kv_disk_flush(d, NULL);
+    for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++)
+        if (d->put[i].state == PUT_OPEN)
+            kv_disk_put_drop(d, &d->put[i]);
+}
+
+void kv_disk_close(kv_disk *d)
+{
+    bool idle = true;
+
+    if (!d)
+        return;
+    if (d->io) {
+        close_puts(d);
+        idle = os_io_close(d->io);
+    }
+    kv_disk_cat_close(d);
+    kv_disk_space_reset(d);
+    for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++) {
+        kvd_free(d->put[i].token);
+        kvd_free(d->put[i].lane_put);
+        kvd_free(d->put[i].sum);
+    }
+    for (uint32_t i = 0; d->unit && i < d->p.max_units; i++) {
+        kvd_free(d->unit[i].token);
+        kvd_free(d->unit[i].sum);
+        kvd_free(d->unit[i].place);
+    }
+    for (uint32_t i = 0; i <= KV_DISK_TICKET_MAX; i++)
+        kvd_free(d->ticket[i].piece);
+    if (idle) /* else the system may still write into it: better lost than reused */
+        kvd_pages_free(d->stage, d->stage_bytes);
+    EVP_MD_CTX_free(d->sha);
+    EVP_MD_free(d->sha_type);
+    os_file_close(d->lock_fd);
+    kvd_free(d->slot);
+    kvd_free(d->unit);
+    kvd_free(d->identity);
+    kvd_free(d->dir);
+    kvd_free(d);
+}
+
+const char *kv_disk_mode(const kv_disk *d)
+{
+    return d->mode;
+}
+
+void kv_disk_stats_get(const kv_disk *d, kv_disk_stats *out)
+{
+    *out        = d->stats;
+    out->n_file = d->space.n_file;
+}
+
+const char *kv_disk_pause_name(kv_disk_pause p)
+{
+    static const char *const name[] = {
+        "running", "full", "error", "max", "min-free", "day", "rate"
+    };
+
+    return (uint32_t)p < KVD_COUNTOF(name) ? name[p] : "?";
+}

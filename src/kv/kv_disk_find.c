@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_disk_find.c - units in memory, and the search for the longest known prefix.
+ *
+ * A unit is in memory while somebody references it; its row and its range stay as long.
+ * Handles are {index, generation}: a stale one is nobody's. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kv/kv_disk_int.h"
+
+#define CANDIDATE_MAX 8u  /* units looked at for one block */
+#define FRONTIER_MAX  8u  /* ways to go on at one block: more differ in provenance only */
+#define TAIL_MAX      64u /* tails looked at behind one block */
+#define TOUCH_MAX     64u /* units of one transaction */
+
+/* ---- units ------------------------------------------------------------------------ */
+
+bool kv_disk_unit_in_use(const kv_disk *d, int64_t id)
+{
+    for (uint32_t i = 0; i < d->n_unit_used; i++)
+        if (d->unit[i].id == id)
+            return true;
+    return false;
+}
+
+kv_disk_unit kv_disk_unit_handle(const kv_disk *d, const disk_unit *u)
+{
+    return ((uint32_t)(u - d->unit) + 1) | (uint32_t)u->gen << 16;
+}
+
+disk_unit *kv_disk_unit_of(kv_disk *d, kv_disk_unit h)
+{
+    const uint32_t i = (h & 0xffff) - 1;
+
+    if (i >= d->n_unit_used || !d->unit[i].id || d->unit[i].gen != h >> 16)
+        return NULL;
+    return &d->unit[i];
+}
+
+void kv_disk_unit_release(kv_disk *d, disk_unit *u)
+{
+    const uint16_t gen = (uint16_t)(u->gen + 1);
+
+    kvd_assert(u->n_ref > 0);
+    if (--u->n_ref > 0)
+        return;
+    if (u->has_fd)
+        kv_disk_file_release(d, u->file);
+    kvd_free(u->token);
+    kvd_free(u->sum);
+    kvd_free(u->place);
+    memset(u, 0, sizeof(*u));
+    u->gen = gen;
+    while (d->n_unit_used > 0 && !d->unit[d->n_unit_used - 1].id)
+        d->n_unit_used--;
+}
+
+void kv_disk_quarantine(kv_disk *d, disk_unit *u, const char *why)
+{
+    if (u->bad)
+        return;
+    u->bad = true;
+    kvd_log(KVD_LOG_WARN, "%s: unit %" PRId64 " is quarantined: %s", d->dir, u->id, why);
+    kv_disk_cat_set_bad(d, u->id);
+}
+
+static disk_unit *unit_slot(kv_disk *d)
+{
+    for (uint32_t i = 0; i < d->p.max_units; i++) {
+        if (d->unit[i].id)
+            continue;
+        if (i == d->n_unit_used)
+            d->n_unit_used++;
+        return &d->unit[i];
+    }
+    return NULL;
+}
+
+static void unit_from_row(disk_unit *u, const disk_row *r)
+{
+    u->id        = r->id;
+    u->n_ref     = 1;
+    u->kind      = r->kind;
+    u->key       = r->key;
+    u->parent    = r->parent;
+    u->seed      = kv_disk_key_seed(&r->key);
+    u->sums_hash = r->sums_hash;
+    u->layout    = r->layout;
+    u->file      = r->file;
+    u->off       = r->off;
+    u->n_token   = r->n_token;
+    u->fd        = -1;
+}
+
+disk_unit *kv_disk_unit_acquire(kv_disk *d, int64_t id, kvd_err *err)
+{
+    disk_row   r;
+    disk_unit *u;
+    kvd_err    why;
+
+    for (uint32_t i = 0; i < d->n_unit_used; i++) {
+        if (d->unit[i].id != id)
+            continue;
+        if (d->unit[i].bad)
+            return NULL;
+        d->unit[i].n_ref++;
+        return &d->unit[i];
+    }
+    if (!kv_disk_cat_row(d, id, &r))
+        return NULL;
+    u = unit_slot(d);
+    if (!u) {
+        kv_disk_cat_row_done(d);
+        kvd_fail(err, KVD_E_BUSY, 0, "block store: more than %" PRIu32 " units in use",
+                 d->p.max_units);
+        return NULL;
+    }
+    unit_from_row(u, &r);
+    u->token = kvd_malloc((size_t)r.n_token * 4);
+    if (u->token)
+        memcpy(u->token, r.token, (size_t)r.n_token * 4);
+    kv_disk_cat_row_done(d);
+    u->has_fd = u->token && kv_disk_file_use(d, u->file, &u->fd, &why) == KVD_OK;
+    if (u->has_fd)
+        return u;
+    if (!u->token)
+        kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory for a unit");
+    else if (why.sys == ENOENT)
+        kv_disk_quarantine(d, u, why.msg);
+    else
+        kvd_fail(err, why.code, why.sys, "%s", why.msg);
+    kv_disk_unit_release(d, u);
+    return NULL;
+}
+
+kvd_status kv_disk_unit_open(kv_disk *d, const kv_disk_key *key, kv_disk_kind kind,
+                             kv_disk_unit *out, kvd_err *err)
+{
+    const int64_t id  = kv_disk_cat_unit(d, key, kind);
+    kvd_err       why = { 0 };
+    disk_unit    *u   = id ? kv_disk_unit_acquire(d, id, &why) : NULL;
+
+    *out = KV_DISK_NONE;
+    if (!u && why.code != KVD_OK)
+        return kvd_fail(err, why.code, why.sys, "%s", why.msg);
+    if (!u)
+        return kvd_fail(err, KVD_E_BUSY, 0, "block store: no such unit is published");
+    *out = kv_disk_unit_handle(d, u);
+    return KVD_OK;
+}
+
+void kv_disk_unit_ref(kv_disk *d, kv_disk_unit h)
+{
+    disk_unit *u = kv_disk_unit_of(d, h);
+
+    kvd_assert(u != NULL);
+    u->n_ref++;
+}
+
+void kv_disk_unit_unref(kv_disk *d, kv_disk_unit h)
+{
+    disk_unit *u = kv_disk_unit_of(d, h);
+
+    kvd_assert(u != NULL);
+    kv_disk_unit_release(d, u);
+}
+
+bool kv_disk_unit_bad(const kv_disk *d, kv_disk_unit h)
+{
+    const uint32_t i = (h & 0xffff) - 1;
+
+    return i >= d->n_unit_used || d->unit[i].gen != h >> 16 || d->unit[i].bad;
+}
+
+/* ---- search ----------------------------------------------------------------------- */
+
+/* One known block of the prompt; it holds a reference to its unit. */
+typedef struct find_node {
+    kv_disk_key key;
+    uint32_t    depth; /* blocks up to and with this one; 0: the root */
+    uint32_t    prev;  /* node before it */
+    uint32_t    provenance;
+    uint32_t    block; /* in the unit */
+    disk_unit  *unit;  /* NULL: the root */
+} find_node;
+
+typedef struct finder {
+    kv_disk             *d;
+    const kv_disk_query *q;
+    kv_disk_key          salt_id;
+    find_node           *node;
+    uint32_t             n_node, cap;
+    kvd_status           status;
+    kvd_err             *err;
+} finder;
+
+static bool node_add(finder *f, const find_node *n)
+{
+    if (f->n_node == f->cap) {
+        const uint32_t cap  = f->cap ? f->cap * 2 : 64;
+        find_node     *more = kvd_realloc(f->node, cap * sizeof(*more));
+
+        if (!more) {
+            f->status = kvd_fail(f->err, KVD_E_NOMEM, 0, "block store: no memory for a search");
+            return false;
+        }
+        f->node = more;
+        f->cap  = cap;
+    }
+    f->node[f->n_node++] = *n;
+    return true;
+}
+
+static disk_unit *acquire(finder *f, int64_t id)
+{
+    kvd_err    why = { 0 };
+    disk_unit *u   = kv_disk_unit_acquire(f->d, id, &why);
+
+    if (!u && why.code != KVD_OK)
+        f->status = kvd_fail(f->err, why.code, why.sys, "%s", why.msg);
+    return u;
+}
+
+/* Whether this block of the unit stands for these tokens; a key alone is not believed. */
+static bool block_is(const disk_unit *u, uint32_t block, uint32_t block_tokens,
+                     const int32_t *token)
+{
+    return block < u->layout.n_block &&
+           memcmp(u->token + (size_t)block * block_tokens, token, (size_t)block_tokens * 4) == 0;
+}
+
+/* Follows one block with one provenance; prefers to stay in the unit it is in. */
+static void expand(finder *f, uint32_t from, uint32_t provenance)
+{
+    const uint32_t block = f->d->p.geometry.block_tokens;
+    const int32_t *token = f->q->token + (uint64_t)f->node[from].depth * block;
+    find_node best = { .depth = f->node[from].depth + 1, .prev = from, .provenance = provenance };
+    int64_t   id[CANDIDATE_MAX];
+    uint32_t  at[CANDIDATE_MAX], n;
+
+    if (!kv_disk_chain(f->d, &f->node[from].key, &f->salt_id, f->q->provenance[provenance], false,
+                       token, block, &best.key))
+        return;
+    n = kv_disk_cat_names(f->d, &best.key, id, at, CANDIDATE_MAX);
+    for (uint32_t i = 0; i < n && f->status == KVD_OK; i++) {
+        disk_unit *u = acquire(f, id[i]);
+        bool       stays;
+
+        if (!u)
+            continue;
+        stays = u == f->node[from].unit && at[i] == f->node[from].block + 1;
+        if (!block_is(u, at[i], block, token) || (best.unit && !stays)) {
+            kv_disk_unit_release(f->d, u);
+            continue;
+        }
+        if (best.unit)
+            kv_disk_unit_release(f->d, best.unit);
+        best.unit  = u;
+        best.block = at[i];
+    }
+    if (best.unit && (f->status != KVD_OK || !node_add(f, &best)))
+        kv_disk_unit_release(f->d, best.unit);
+}
+
+/* Level by level: all ways that are known, at most FRONTIER_MAX. */
+static void search_blocks(finder *f)
+{
+    const uint64_t n_level = f->q->n_token / f->d->p.geometry.block_tokens;
+    uint32_t       first = 0, end = f->n_node;
+
+    for (uint64_t level = 0; level < n_level && first < end && f->status == KVD_OK; level++) {
+        for (uint32_t i = first; i < end; i++)
+            for (uint32_t p = 0; p < f->q->n_provenance && f->n_node - end < FRONTIER_MAX; p++)
+                if (f->status == KVD_OK)
+                    expand(f, i, p);
+        first = end;
+        end   = f->n_node;
+    }
+}
+
+/* Whether the tail's name is made of what is asked for: salt, a provenance, its tokens. */
+static bool tail_is(finder *f, const find_node *n, const disk_unit *u, uint32_t *provenance)
+{
+    kv_disk_key key;
+
+    for (*provenance = 0; *provenance < f->q->n_provenance; ++*provenance)
+        if (kv_disk_chain(f->d, &n->key, &f->salt_id, f->q->provenance[*provenance], true, u->token,
+                          u->n_token, &key) &&
+            memcmp(&key, &u->key, sizeof(key)) == 0)
+            return true;
+    return false;
+}
+
+/* The longest tail behind a block: *unit (referenced) and how many tokens of it fit. */
+static uint32_t tail_behind(finder *f, const find_node *n, disk_unit **unit, uint32_t *provenance)
+{
+    const uint64_t first = (uint64_t)n->depth * f->d->p.geometry.block_tokens;
+    const uint64_t left  = f->q->n_token - first;
+    int64_t        id[TAIL_MAX];
+    const uint32_t n_id = kv_disk_cat_tails(f->d, &n->key, id, TAIL_MAX);
+    uint32_t       best = 0;
+
+    *unit       = NULL;
+    *provenance = 0;
+    for (uint32_t i = 0; i < n_id && f->status == KVD_OK; i++) {
+        disk_unit *u = acquire(f, id[i]);
+        uint32_t   m = 0, p;
+
+        if (!u)
+            continue;
+        while (m < u->n_token && m < left && u->token[m] == f->q->token[first + m])
+            m++;
+        if (m <= best || !tail_is(f, n, u, &p)) {
+            kv_disk_unit_release(f->d, u);
+            continue;
+        }
+        if (*unit)
+            kv_disk_unit_release(f->d, *unit);
+        *unit       = u;
+        *provenance = p;
+        best        = m;
+    }
+    return best;
+}
+
+/* Blocks from the root to a node, as spans. */
+static kvd_status make_spans(finder *f, uint32_t last, kv_disk_match *out)
+{
+    const uint32_t block = f->d->p.geometry.block_tokens;
+    const uint32_t depth = f->node[last].depth;
+    uint32_t       first = depth + 1;
+
+    out->span = kvd_calloc((size_t)depth + 1, sizeof(*out->span)); /* and a tail */
+    if (!out->span)
+        return kvd_fail(f->err, KVD_E_NOMEM, 0, "block store: no memory for a match");
+    for (uint32_t i = last; f->node[i].unit; i = f->node[i].prev) { /* from the back */
+        const find_node   *n = &f->node[i];
+        const kv_disk_unit h = kv_disk_unit_handle(f->d, n->unit);
+        kv_disk_span      *s = &out->span[first];
+
+        if (first <= depth && s->unit == h && s->first_block == n->block + 1 &&
+            s->provenance == n->provenance) {
+            s->first_block--;
+            s->n_block++;
+            s->n_token += block;
+            continue;
+        }
+        n->unit->n_ref++;
+        out->span[--first] = (kv_disk_span){ h, n->unit->kind, n->provenance, n->block, 1, block };
+    }
+    out->n_span = depth + 1 - first;
+    memmove(out->span, out->span + first, out->n_span * sizeof(*out->span));
+    out->n_token = (uint64_t)depth * block;
+    if (depth)
+        out->key = f->node[last].key;
+    return KVD_OK;
+}
+
+/* The deepest node, or one a block above it with a tail that reaches further. */
+static kvd_status conclude(finder *f, kv_disk_match *out)
+{
+    const uint32_t block   = f->d->p.geometry.block_tokens;
+    const uint32_t deepest = f->node[f->n_node - 1].depth;
+    uint32_t       last = f->n_node - 1, tail_prov = 0, n_tail = 0;
+    uint64_t       covered = (uint64_t)deepest * block;
+    disk_unit     *tail    = NULL;
+    kvd_status     st;
+
+    while (last > 0 && f->node[last - 1].depth == deepest)
+        last--;
+    for (uint32_t i = 0; i < f->n_node && f->status == KVD_OK; i++) {
+        disk_unit *u;
+        uint32_t   p, n;
+
+        if (f->node[i].depth + 1 < deepest)
+            continue;
+        n = tail_behind(f, &f->node[i], &u, &p);
+        if ((uint64_t)f->node[i].depth * block + n > covered) {
+            if (tail)
+                kv_disk_unit_release(f->d, tail);
+            covered   = (uint64_t)f->node[i].depth * block + n;
+            tail      = u;
+            tail_prov = p;
+            n_tail    = n;
+            last      = i;
+        } else if (u) {
+            kv_disk_unit_release(f->d, u);
+        }
+    }
+    st = f->status == KVD_OK ? make_spans(f, last, out) : f->status;
+    if (st != KVD_OK || !tail) {
+        if (tail)
+            kv_disk_unit_release(f->d, tail);
+        return st;
+    }
+    out->span[out->n_span++] =
+        (kv_disk_span){ kv_disk_unit_handle(f->d, tail), KV_DISK_TAIL, tail_prov, 0, 0, n_tail };
+    out->n_tail_token = n_tail;
+    return KVD_OK;
+}
+
+static void count_find(kv_disk *d, const kv_disk_match *m)
+{
+    d->stats.n_find++;
+    d->stats.n_find_hit += m->n_span > 0;
+    d->stats.found_tokens += m->n_token + m->n_tail_token;
+    for (uint32_t i = 0; i < m->n_span; i += TOUCH_MAX) {
+        int64_t  id[TOUCH_MAX];
+        uint32_t n = 0;
+
+        for (; n < TOUCH_MAX && i + n < m->n_span; n++)
+            id[n] = kv_disk_unit_of(d, m->span[i + n].unit)->id;
+        kv_disk_cat_touch(d, id, n, d->clock);
+    }
+    d->clock++; /* the whole match has one time */
+}
+
+kvd_status kv_disk_find(kv_disk *d, const kv_disk_query *q, kv_disk_match *out, kvd_err *err)
+{
+    finder     f    = { .d = d, .q = q, .err = err };
+    find_node  root = { 0 };
+    kvd_status st;
+
+    memset(out, 0, sizeof(*out));
+    if (!d->p.geometry.n_lane || q->n_provenance > KV_DISK_PROV_MAX)
+        return kvd_fail(err, KVD_E_INVAL, 0, "block store: %s",
+                        d->p.geometry.n_lane ? "too many provenances" : "opened without a model");
+    if (!kv_disk_salt_id(d, q->salt, &f.salt_id) || !kv_disk_root(d, &f.salt_id, &root.key))
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "block store: libcrypto refuses SHA-256");
+    if (node_add(&f, &root)) {
+        search_blocks(&f);
+        if (f.status == KVD_OK)
+            f.status = conclude(&f, out);
+    }
+    st = f.status;
+    for (uint32_t i = 0; i < f.n_node; i++)
+        if (f.node[i].unit)
+            kv_disk_unit_release(d, f.node[i].unit);
+    kvd_free(f.node);
+    if (st != KVD_OK)
+        kv_disk_match_close(d, out);
+    else
+        count_find(d, out);
+    return st;
+}
+
+void kv_disk_match_close(kv_disk *d, kv_disk_match *m)
+{
+    for (uint32_t i = 0; i < m->n_span; i++)
+        kv_disk_unit_unref(d, m->span[i].unit);
+    kvd_free(m->span);
+    memset(m, 0, sizeof(*m));
+}

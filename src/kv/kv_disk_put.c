@@ -1,0 +1,522 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_disk_put.c - writing units.
+ *
+ *      FREE --begin--> OPEN --commit--> WRITING --all written--> SYNCING --synced--> published,
+ * FREE | abort              | failed, too late       | failed, too late
+ *                       +------------------> DROPPED <----------------+   --nothing in flight-->
+ * FREE
+ *
+ * Invariants
+ *  (1) a unit is in the catalogue only after its bytes are synced;
+ *  (2) its range is given back only when no write into it is in flight;
+ *  (3) the checksum of a page is taken from the stage, i.e. from the bytes that are written. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "kv/kv_disk_int.h"
+
+#define TAIL_LOOK_MAX 64u
+
+/* What goes into one slot of the unit: records in some order, or two things one behind the other;
+ * zeros behind them. */
+typedef struct put_source {
+    const uint8_t  *a, *b; /* b may be NULL */
+    uint64_t        a_bytes, b_bytes;
+    const uint16_t *order; /* of a's records, or NULL */
+    uint32_t        rec_bytes;
+} put_source;
+
+static disk_put_unit *put_of(kv_disk *d, kv_disk_put h)
+{
+    const uint32_t i = (h & 0xffff) - 1;
+
+    if (i >= KV_DISK_PUT_MAX || d->put[i].state != PUT_OPEN || d->put[i].gen != h >> 16)
+        return NULL;
+    return &d->put[i];
+}
+
+/* ---- begin ------------------------------------------------------------------------ */
+
+static bool put_under_way(const kv_disk *d, const kv_disk_key *key, kv_disk_kind kind)
+{
+    for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++) {
+        const disk_put_unit *p = &d->put[i];
+
+        if (p->state != PUT_FREE && p->state != PUT_DROPPED && p->row.kind == kind &&
+            memcmp(&p->row.key, key, sizeof(*key)) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Marks as used what is known already. */
+static bool known(kv_disk *d, const disk_row *r)
+{
+    int64_t  id[TAIL_LOOK_MAX] = { 0 };
+    uint32_t block[1], n = 0;
+
+    if (r->kind == KV_DISK_SEGMENT) {
+        id[0] = kv_disk_cat_unit(d, &r->key, KV_DISK_SEGMENT);
+        n     = id[0] != 0;
+    } else if (r->kind == KV_DISK_BLOCK) {
+        n = kv_disk_cat_names(d, &r->key, id, block, 1);
+    } else {
+        const uint32_t n_tail = kv_disk_cat_tails(d, &r->parent, id, TAIL_LOOK_MAX);
+        disk_row       other;
+
+        for (uint32_t i = 0; n == 0 && i < n_tail; i++) {
+            if (kv_disk_cat_row(d, id[i], &other) &&
+                memcmp(&other.key, &r->key, sizeof(r->key)) == 0) {
+                id[0] = id[i];
+                n     = 1;
+            }
+            kv_disk_cat_row_done(d);
+        }
+    }
+    kv_disk_cat_touch(d, id, n, d->clock++);
+    return n > 0;
+}
+
+/* The keys of every block of the unit; the row's key, parent and salt. */
+static bool put_names(kv_disk *d, const kv_disk_name *n, disk_row *r, kv_disk_key *name,
+                      uint32_t *n_name)
+{
+    const uint32_t block = d->p.geometry.block_tokens;
+    kv_disk_key    at;
+
+    *n_name = 0;
+    if (!kv_disk_salt_id(d, n->salt, &r->salt_id))
+        return false;
+    r->parent = n->parent;
+    if (kv_disk_key_is_zero(&n->parent) && !kv_disk_root(d, &r->salt_id, &r->parent))
+        return false;
+    if (n->kind == KV_DISK_TAIL)
+        return kv_disk_chain(d, &r->parent, &r->salt_id, n->provenance, true, n->token, n->n_token,
+                             &r->key);
+    at = r->parent;
+    for (uint32_t i = 0; i < n->n_token / block; i++) {
+        if (!kv_disk_chain(d, &at, &r->salt_id, n->provenance, false, n->token + i * block, block,
+                           &name[i]))
+            return false;
+        at = name[i];
+    }
+    *n_name = n->n_token / block;
+    r->key  = at;
+    return true;
+}
+
+static kvd_status put_fail_crypto(kvd_err *err)
+{
+    return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "block store: libcrypto refuses SHA-256");
+}
+
+/* Fills the row; nothing is taken yet. */
+static kvd_status put_describe(kv_disk *d, const kv_disk_name *n, disk_row *r, kv_disk_key *name,
+                               uint32_t *n_name, kvd_err *err)
+{
+    memset(r, 0, sizeof(*r));
+    if (!d->p.geometry.n_lane)
+        return kvd_fail(err, KVD_E_INVAL, 0, "block store: opened without a model");
+    if (n->provenance.bytes > KV_DISK_PROV_BYTES)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "block store: provenance of %" PRIu32 " bytes, at most %u",
+                        n->provenance.bytes, KV_DISK_PROV_BYTES);
+    /* A segment has room for an order, whether its lanes come with one or not. */
+    if (!kv_disk_layout_of(&d->p.geometry, n->kind, n->n_token, n->kind == KV_DISK_SEGMENT,
+                           &r->layout))
+        return kvd_fail(err, KVD_E_INVAL, 0, "block store: no unit has %" PRIu32 " tokens",
+                        n->n_token);
+    r->kind        = n->kind;
+    r->model       = d->model;
+    r->geometry    = d->p.geometry;
+    r->ordered     = n->kind == KV_DISK_SEGMENT;
+    r->n_token     = n->n_token;
+    r->first_token = n->first_token;
+    r->bytes       = r->layout.bytes;
+    return put_names(d, n, r, name, n_name) ? KVD_OK : put_fail_crypto(err);
+}
+
+kvd_status kv_disk_key_of(kv_disk *d, const kv_disk_name *name, kv_disk_key *out, kvd_err *err)
+{
+    kv_disk_key keys[KV_DISK_SEGMENT_BLOCKS];
+    uint32_t    n;
+    disk_row    r;
+
+    KVD_TRY(put_describe(d, name, &r, keys, &n, err));
+    *out = r.key;
+    return KVD_OK;
+}
+
+static void put_free(disk_put_unit *p)
+{
+    const uint16_t gen = (uint16_t)(p->gen + 1);
+
+    kvd_free(p->token);
+    kvd_free(p->lane_put);
+    kvd_free(p->sum);
+    memset(p, 0, sizeof(*p));
+    p->gen = gen;
+}
+
+static kvd_status put_memory(disk_put_unit *p, const kv_disk_name *n, kvd_err *err)
+{
+    const disk_layout *l = &p->row.layout;
+
+    p->token    = kvd_malloc((size_t)n->n_token * 4);
+    p->lane_put = kvd_calloc(l->n_lane, 1);
+    p->sum      = kvd_calloc(1, l->bytes - l->sums_off);
+    if (!p->token || !p->lane_put || !p->sum)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory for a unit");
+    memcpy(p->token, n->token, (size_t)n->n_token * 4);
+    if (n->provenance.bytes)
+        memcpy(p->prov, n->provenance.data, n->provenance.bytes);
+    p->row.token      = p->token;
+    p->row.provenance = (kv_disk_bytes){ p->prov, n->provenance.bytes };
+    p->seed           = kv_disk_key_seed(&p->row.key);
+    return KVD_OK;
+}
+
+/* Takes the disk space; after it the put is OPEN. */
+static kvd_status put_reserve(kv_disk *d, disk_put_unit *p, kvd_err *err)
+{
+    const bool salted = !kv_disk_key_is_zero(&p->row.salt_id);
+    kvd_err    why    = { 0 };
+    kvd_status st;
+
+    KVD_TRY(kv_disk_space_admit(d, p->row.bytes, salted, err));
+    st = kv_disk_space_alloc(d, p->row.bytes, &p->row.file, &p->row.off, &p->fd, &why);
+    if (st != KVD_OK) {
+        if (st == KVD_E_IO) {
+            kv_disk_pause_error(d, why.sys, why.msg);
+            return kv_disk_refuse(d, d->stats.pause, d->stats.pause_text, err);
+        }
+        return kvd_fail(err, st, why.sys, "%s", why.msg);
+    }
+    d->reserved_bytes += p->row.bytes;
+    d->reserved_salted += salted ? p->row.bytes : 0;
+    p->state = PUT_OPEN;
+    kv_disk_at(d, "reserved");
+    return KVD_OK;
+}
+
+kvd_status kv_disk_put_begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *out, kvd_err *err)
+{
+    disk_put_unit *p = NULL;
+    kv_disk_key    keys[KV_DISK_SEGMENT_BLOCKS];
+    uint32_t       n_key, i;
+    disk_row       row;
+    kvd_status     st;
+
+    *out = KV_DISK_NONE;
+    KVD_TRY(put_describe(d, name, &row, keys, &n_key, err));
+    d->stats.n_put++;
+    if (put_under_way(d, &row.key, row.kind) || known(d, &row)) {
+        d->stats.n_put_dup++;
+        return KVD_OK;
+    }
+    kv_disk_pump(d, 0);
+    for (i = 0; i < KV_DISK_PUT_MAX && !p; i++)
+        if (d->put[i].state == PUT_FREE)
+            p = &d->put[i];
+    if (!p) {
+        d->stats.n_put_refused++;
+        return kvd_fail(err, KVD_E_BUSY, 0, "not stored: %u units are being written",
+                        KV_DISK_PUT_MAX);
+    }
+    p->row    = row;
+    p->n_name = n_key;
+    memcpy(p->name, keys, sizeof(keys));
+    st = put_memory(p, name, err);
+    if (st == KVD_OK)
+        st = put_reserve(d, p, err);
+    if (st != KVD_OK) {
+        put_free(p);
+        return st;
+    }
+    *out = i | (uint32_t)p->gen << 16;
+    return KVD_OK;
+}
+
+/* ---- lanes ------------------------------------------------------------------------ */
+
+static void copy_part(uint8_t *dst, const uint8_t *src, uint64_t src_bytes, uint64_t src_at,
+                      uint64_t off, uint32_t n)
+{
+    const uint64_t from = kvd_max_u64(off, src_at);
+    const uint64_t to   = kvd_min_u64(off + n, src_at + src_bytes);
+
+    if (src && from < to)
+        memcpy(dst + (from - off), src + (from - src_at), (size_t)(to - from));
+}
+
+static void fill(const put_source *s, uint64_t off, uint8_t *dst, uint32_t n)
+{
+    memset(dst, 0, n);
+    if (!s->order) {
+        copy_part(dst, s->a, s->a_bytes, 0, off, n);
+        copy_part(dst, s->b, s->b_bytes, s->a_bytes, off, n);
+        return;
+    }
+    for (uint64_t i = off / s->rec_bytes; i * s->rec_bytes < kvd_min_u64(off + n, s->a_bytes); i++)
+        copy_part(dst, s->a + (uint64_t)s->order[i] * s->rec_bytes, s->rec_bytes, i * s->rec_bytes,
+                  off, n);
+}
+
+static kvd_status wait_slot(kv_disk *d, disk_slot **out, kvd_err *err)
+{
+    const uint64_t end = kvd_now_ns() + d->p.timeout_ns;
+
+    while (!(*out = kv_disk_slot_take(d, true))) {
+        const uint64_t now = kvd_now_ns();
+
+        if (now >= end) {
+            d->stats.n_timeout++;
+            kv_disk_pause_error(d, ETIMEDOUT, "writes take longer than their time limit");
+            return kvd_fail(err, KVD_E_IO, ETIMEDOUT,
+                            "%s: writes take longer than their time limit", d->dir);
+        }
+        kv_disk_pump(d, end - now);
+    }
+    return KVD_OK;
+}
+
+/* Writes bytes [off, off + bytes) of the unit.  lane: for the checksums; UINT32_MAX: none. */
+static kvd_status put_write(kv_disk *d, disk_put_unit *p, uint32_t lane, uint64_t off,
+                            uint64_t bytes, const put_source *src, kvd_err *err)
+{
+    for (uint64_t at = 0; at < bytes; at += DISK_SLOT_BYTES) {
+        const uint32_t n = (uint32_t)kvd_min_u64(DISK_SLOT_BYTES, bytes - at);
+        disk_slot     *s;
+
+        KVD_TRY(wait_slot(d, &s, err));
+        fill(src, at, s->buf, n);
+        for (uint32_t i = 0; lane != UINT32_MAX && i < n / KV_DISK_PAGE_BYTES; i++)
+            p->sum[(off + at) / KV_DISK_PAGE_BYTES + i] =
+                kv_disk_page_sum(p->seed, lane, (uint32_t)(at / KV_DISK_PAGE_BYTES) + i,
+                                 s->buf + (size_t)i * KV_DISK_PAGE_BYTES);
+        s->put = (uint32_t)(p - d->put);
+        p->n_flight++;
+        d->stats.written_bytes += n;
+        d->stats.day_bytes += n;
+        kv_disk_slot_submit(d, s, OS_IO_WRITE, p->fd, p->row.off + off + at, n);
+    }
+    return KVD_OK;
+}
+
+kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
+                            const uint16_t *order, const void *aux, kvd_err *err)
+{
+    disk_put_unit     *p = put_of(d, put);
+    const disk_layout *l;
+
+    if (!p || lane >= p->row.layout.n_lane || p->lane_put[lane])
+        return kvd_fail(err, KVD_E_INVAL, 0, "block store: no such unit or lane to write");
+    l = &p->row.layout;
+    if (order && (p->row.kind != KV_DISK_SEGMENT || !kv_disk_is_permutation(order, l->n_rec)))
+        return kvd_fail(err, KVD_E_INVAL, 0, "block store: the order of lane %" PRIu32 " is none",
+                        lane);
+    const put_source rec   = { .a         = records,
+                               .a_bytes   = (uint64_t)l->n_rec * l->rec_bytes,
+                               .order     = order,
+                               .rec_bytes = l->rec_bytes };
+    const put_source extra = { .a       = aux,
+                               .a_bytes = (uint64_t)l->n_block * l->aux_bytes,
+                               .b = l->ordered ? (const uint8_t *)(order ? order : d->identity)
+                                               : NULL,
+                               .b_bytes = l->ordered ? (uint64_t)l->n_rec * 2 : 0 };
+
+    if (p->error)
+        return kvd_fail(err, KVD_E_IO, p->error, "%s: a write failed: %s", d->dir,
+                        strerror(p->error));
+    KVD_TRY(put_write(d, p, lane, lane * l->rec_slot, l->rec_slot, &rec, err));
+    KVD_TRY(put_write(d, p, l->n_lane + lane, l->n_lane * l->rec_slot + lane * l->aux_slot,
+                      l->aux_slot, &extra, err));
+    p->lane_put[lane] = 1;
+    p->n_lane++;
+    return KVD_OK;
+}
+
+/* ---- commit ----------------------------------------------------------------------- */
+
+/* To FREE when nothing is in flight; until then DROPPED. */
+void kv_disk_put_drop(kv_disk *d, disk_put_unit *p)
+{
+    const disk_row *r = &p->row;
+
+    p->state = PUT_DROPPED;
+    if (p->n_flight > 0)
+        return;
+    d->reserved_bytes -= r->bytes;
+    d->reserved_salted -= kv_disk_key_is_zero(&r->salt_id) ? 0 : r->bytes;
+    kv_disk_file_release(d, r->file);
+    kv_disk_space_free(d, r->file, r->off, r->bytes);
+    put_free(p);
+}
+
+void kv_disk_put_abort(kv_disk *d, kv_disk_put put)
+{
+    disk_put_unit *p = put_of(d, put);
+
+    if (!p)
+        return;
+    d->stats.n_put_aborted++;
+    kv_disk_put_drop(d, p);
+}
+
+static void put_failed(kv_disk *d, disk_put_unit *p, int sys, const char *what)
+{
+    char text[128];
+
+    snprintf(text, sizeof(text), "%s: %s", what, sys ? strerror(sys) : "failed");
+    d->stats.n_put_failed++;
+    kv_disk_pause_error(d, sys, text);
+    if (d->put_status == KVD_OK)
+        d->put_status =
+            kvd_fail(&d->put_err, KVD_E_IO, sys, "%s: a unit was not stored: %s", d->dir, text);
+    kv_disk_put_drop(d, p);
+}
+
+kvd_status kv_disk_put_commit(kv_disk *d, kv_disk_put put, kvd_err *err)
+{
+    disk_put_unit *p = put_of(d, put);
+    kvd_status     st;
+
+    if (!p)
+        return kvd_fail(err, KVD_E_INVAL, 0, "block store: no such unit to commit");
+    const disk_layout *l     = &p->row.layout;
+    const put_source   table = { .a = (const uint8_t *)p->sum, .a_bytes = l->n_page * 8 };
+
+    if (p->n_lane < l->n_lane) {
+        kvd_fail(err, KVD_E_INVAL, 0, "block store: %" PRIu32 " of %" PRIu32 " lanes were put",
+                 p->n_lane, l->n_lane);
+        kv_disk_put_abort(d, put);
+        return KVD_E_INVAL;
+    }
+    p->row.sums_hash = kv_disk_table_sum(p->seed, p->sum, l->n_page);
+    st = put_write(d, p, UINT32_MAX, l->sums_off, l->bytes - l->sums_off, &table, err);
+    if (st != KVD_OK) {
+        kv_disk_put_abort(d, put);
+        return st;
+    }
+    p->state    = PUT_WRITING;
+    p->deadline = kvd_now_ns() + d->p.timeout_ns;
+    kv_disk_pump(d, 0);
+    return KVD_OK;
+}
+
+/* A longer tail with the same beginning makes the shorter one useless. */
+static void supersede_tails(kv_disk *d, const disk_row *r)
+{
+    int64_t        id[TAIL_LOOK_MAX];
+    const uint32_t n = kv_disk_cat_tails(d, &r->parent, id, TAIL_LOOK_MAX);
+
+    for (uint32_t i = 0; i < n; i++) {
+        disk_row other;
+        bool     covered = id[i] != r->id && kv_disk_cat_row(d, id[i], &other) &&
+                       other.n_token <= r->n_token &&
+                       memcmp(other.token, r->token, (size_t)other.n_token * 4) == 0 &&
+                       memcmp(&other.salt_id, &r->salt_id, sizeof(r->salt_id)) == 0 &&
+                       other.provenance.bytes == r->provenance.bytes &&
+                       memcmp(other.provenance.data, r->provenance.data, r->provenance.bytes) == 0;
+
+        kv_disk_cat_row_done(d);
+        if (covered)
+            (void)kv_disk_evict(d, &other);
+    }
+}
+
+static void put_publish(kv_disk *d, disk_put_unit *p)
+{
+    const disk_layout *l   = &p->row.layout;
+    kv_disk_stats     *s   = &d->stats;
+    kvd_err            err = { 0 };
+
+    kv_disk_at(d, "synced");
+    p->row.used    = d->clock++;
+    p->row.created = (int64_t)time(NULL);
+    if (kv_disk_cat_publish(d, &p->row, p->name, p->n_name, &err) != KVD_OK) {
+        put_failed(d, p, err.sys, err.msg);
+        return;
+    }
+    kv_disk_at(d, "published");
+    s->n_put_done++;
+    s->n_unit++;
+    s->n_block += p->row.kind == KV_DISK_BLOCK;
+    s->n_segment += p->row.kind == KV_DISK_SEGMENT;
+    s->n_tail += p->row.kind == KV_DISK_TAIL;
+    s->unit_bytes += p->row.bytes;
+    if (p->row.kind == KV_DISK_TAIL) {
+        s->tail_bytes_put += (uint64_t)l->n_lane * l->n_rec * l->rec_bytes;
+    } else {
+        s->record_bytes_put += (uint64_t)l->n_lane * l->n_rec * l->rec_bytes;
+        s->aux_bytes_put += (uint64_t)l->n_lane * l->n_block * l->aux_bytes;
+    }
+    d->reserved_bytes -= p->row.bytes;
+    if (!kv_disk_key_is_zero(&p->row.salt_id)) {
+        s->salted_bytes += p->row.bytes;
+        d->reserved_salted -= p->row.bytes;
+    }
+    kv_disk_file_release(d, p->row.file);
+    if (p->row.kind == KV_DISK_TAIL)
+        supersede_tails(d, &p->row);
+    put_free(p);
+}
+
+void kv_disk_put_written(kv_disk *d, disk_put_unit *p, int error)
+{
+    (void)d;
+    kvd_assert(p->n_flight > 0);
+    p->n_flight--;
+    if (error && !p->error)
+        p->error = error;
+}
+
+void kv_disk_put_advance(kv_disk *d)
+{
+    for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++) {
+        disk_put_unit *p = &d->put[i];
+
+        if (p->state == PUT_DROPPED && p->n_flight == 0)
+            kv_disk_put_drop(d, p);
+        if (p->state != PUT_WRITING && p->state != PUT_SYNCING)
+            continue;
+        if (p->error) {
+            put_failed(d, p, p->error, p->state == PUT_SYNCING ? "sync" : "write");
+        } else if (p->n_flight > 0) {
+            if (kvd_now_ns() > p->deadline)
+                put_failed(d, p, ETIMEDOUT, "write");
+        } else if (p->state == PUT_WRITING) {
+            kv_disk_at(d, "written");
+            p->state    = PUT_SYNCING;
+            p->n_flight = 1;
+            kv_disk_sync_submit(d, i, p->fd);
+        } else {
+            put_publish(d, p);
+        }
+    }
+}
+
+static bool commits_under_way(const kv_disk *d)
+{
+    for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++)
+        if (d->put[i].state == PUT_WRITING || d->put[i].state == PUT_SYNCING)
+            return true;
+    return false;
+}
+
+kvd_status kv_disk_flush(kv_disk *d, kvd_err *err)
+{
+    kvd_status st;
+
+    /* Each commit has a deadline, so this ends. */
+    for (kv_disk_pump(d, 0); commits_under_way(d);)
+        kv_disk_pump(d, 10000000);
+    st            = d->put_status;
+    d->put_status = KVD_OK;
+    if (st != KVD_OK && err)
+        *err = d->put_err;
+    return st;
+}
