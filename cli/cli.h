@@ -27,7 +27,8 @@ enum { /* bits of kvd_opt.commands */
        CMD_TOKENIZE   = 1 << 4,
        CMD_INSPECT    = 1 << 5,
        CMD_PLAN       = 1 << 6,
-       CMD_DOCTOR     = 1 << 7
+       CMD_DOCTOR     = 1 << 7,
+       CMD_EVAL       = 1 << 8
 };
 
 extern const kvd_opt  cli_options[];
@@ -41,6 +42,7 @@ int cli_tokenize(const kvd_opts *o);
 int cli_inspect(const kvd_opts *o);
 int cli_plan(const kvd_opts *o);
 int cli_doctor(const kvd_opts *o);
+int cli_eval(const kvd_opts *o);
 
 /* ---- cli_common.c ------------------------------------------------------------------ */
 
@@ -52,7 +54,9 @@ int cli_usage(const char *fmt, ...) KVD_PRINTF(1, 2);
 /* The argument that is no option, or else the option's value; NULL: neither. */
 const char *cli_input_file(const kvd_opts *o, const char *option);
 kvd_status  cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err);
-kvd_status  cli_session_params(kvd_session_params *p, const kvd_opts *o, kvd_err *err);
+/* *a is what p->attention then points to. */
+kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,
+                              kvd_err *err);
 kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opts *o, kvd_err *err);
 
 /* Whole file (or "-": standard input) into b; at most max_bytes. */

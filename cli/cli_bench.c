@@ -181,14 +181,15 @@ static void print_row(bench *b, const bench_case *c, const double *rate, uint32_
 
 static kvd_status run_case(bench *b, const bench_case *c, kvd_err *err)
 {
-    const uint32_t     n_run = (uint32_t)kvd_opts_int(b->o, "repetitions");
-    const uint32_t     len   = c->depth + (c->n_prompt > c->n_gen ? c->n_prompt : c->n_gen);
-    double             rate[RUNS_MAX];
-    kvd_session       *s = NULL;
-    kvd_session_params p;
-    kvd_status         st;
+    const uint32_t       n_run = (uint32_t)kvd_opts_int(b->o, "repetitions");
+    const uint32_t       len   = c->depth + (c->n_prompt > c->n_gen ? c->n_prompt : c->n_gen);
+    double               rate[RUNS_MAX];
+    kvd_session         *s = NULL;
+    kvd_session_params   p;
+    kvd_attention_params a;
+    kvd_status           st;
 
-    KVD_TRY(cli_session_params(&p, b->o, err));
+    KVD_TRY(cli_session_params(&p, &a, b->o, err));
     p.n_ctx    = len;
     p.n_seq    = c->n_seq;
     p.n_logits = c->n_seq;
@@ -210,23 +211,26 @@ static kvd_status run_case(bench *b, const bench_case *c, kvd_err *err)
 /* Mean probability of the next token over a counting sentence: high for any working model. */
 static kvd_status sanity_score(bench *b, kvd_err *err)
 {
-    static const char  text[] = "one two three four five six seven eight nine ten eleven twelve. "
-                                "one two three four five six seven eight nine ten eleven twelve. "
-                                "one two three four five six seven eight nine ten eleven twelve.";
-    kvd_session_params p      = KVD_SESSION_PARAMS_INIT;
-    kvd_session       *s      = NULL;
-    cli_tokens         t      = { 0 };
-    uint8_t            want[256];
-    kvd_batch          x  = KVD_BATCH_INIT;
-    kvd_status         st = cli_tokenize_text(b->m, text, strlen(text), NULL, 0, true, &t, err);
+    static const char    text[] = "one two three four five six seven eight nine ten eleven twelve. "
+                                  "one two three four five six seven eight nine ten eleven twelve. "
+                                  "one two three four five six seven eight nine ten eleven twelve.";
+    kvd_session_params   p      = KVD_SESSION_PARAMS_INIT;
+    kvd_attention_params a;
+    kvd_session         *s = NULL;
+    cli_tokens           t = { 0 };
+    uint8_t              want[256];
+    kvd_batch            x  = KVD_BATCH_INIT;
+    kvd_status           st = cli_tokenize_text(b->m, text, strlen(text), NULL, 0, true, &t, err);
 
     if (st == KVD_OK)
         t.n = kvd_min_u64(t.n, kvd_min_u64(KVD_COUNTOF(want), b->info.n_ctx_train));
     if (st == KVD_OK)
-        st = cli_session_params(&p, b->o, err);
-    p.n_ctx    = (uint32_t)t.n;
-    p.n_batch  = (uint32_t)t.n;
-    p.n_logits = (uint32_t)t.n;
+        st = cli_session_params(&p, &a, b->o, err);
+    p.n_ctx     = (uint32_t)t.n;
+    p.n_batch   = (uint32_t)t.n;
+    p.n_logits  = (uint32_t)t.n;
+    p.kv_device = p.kv_host = 0;
+    p.attention             = NULL;
     if (st == KVD_OK)
         st = kvd_session_open(&s, b->m, &p, err);
     memset(want, 1, sizeof(want));

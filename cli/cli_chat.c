@@ -318,16 +318,17 @@ static void talk(chat *c)
 
 static kvd_status open_chat(chat *c, kvd_err *err)
 {
-    kvd_model_info     info = { .struct_size = sizeof(info) };
-    kvd_session_params p;
-    char               dir[PATH_BYTES - 32];
+    kvd_model_info       info = { .struct_size = sizeof(info) };
+    kvd_session_params   p;
+    kvd_attention_params a;
+    char                 dir[PATH_BYTES - 32];
 
     KVD_TRY(cli_model_open(&c->m, c->o, err));
     kvd_model_get_info(c->m, &info);
     if (!info.chat_template)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "the model has no chat template: give one with --chat-template FILE");
-    KVD_TRY(cli_session_params(&p, c->o, err));
+    KVD_TRY(cli_session_params(&p, &a, c->o, err));
     KVD_TRY(kvd_session_plan(c->m, &p, &c->plan, err));
     KVD_TRY(kvd_session_open(&c->s, c->m, &p, err));
     KVD_TRY(cli_sampler_open(&c->sm, c->m, c->o, err));

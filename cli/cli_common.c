@@ -95,7 +95,39 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
     return st;
 }
 
-kvd_status cli_session_params(kvd_session_params *p, const kvd_opts *o, kvd_err *err)
+/* "512", or "6.25%" of the prompt. */
+static kvd_status parse_budget(const char *text, kvd_attention_params *a, kvd_err *err)
+{
+    char        *end;
+    const double v = strtod(text, &end);
+
+    if (end != text && strcmp(end, "%") == 0 && v > 0.0 && v <= 100.0)
+        a->budget_share = (float)(v / 100.0);
+    else if (end != text && !*end && v >= 0.0 && v <= 1e9 && v == (double)(uint32_t)v)
+        a->budget = (uint32_t)v;
+    else
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "--budget %s: expected tokens, or percent such as 6.25%%", text);
+    return KVD_OK;
+}
+
+static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, kvd_err *err)
+{
+    *a             = (kvd_attention_params)KVD_ATTENTION_PARAMS_INIT;
+    a->mode        = (kvd_attention)choice("auto|dense|sparse", kvd_opts_text(o, "attention"));
+    a->dense_below = (uint32_t)kvd_opts_int(o, "dense-below");
+    a->cap         = (float)kvd_opts_num(o, "cap");
+    a->fetch       = (kvd_fetch)choice("deferred|strict", kvd_opts_text(o, "fetch"));
+    a->attend      = (kvd_attend)choice("window|selected", kvd_opts_text(o, "attend"));
+    a->evict       = (kvd_evict)choice("ema|lookahead|lru|lfu|random", kvd_opts_text(o, "evict"));
+    a->top_p       = (float)kvd_opts_num(o, "select-top-p");
+    a->index       = kvd_opts_text(o, "index");
+    a->group_rule  = kvd_opts_text(o, "group-rule");
+    return parse_budget(kvd_opts_text(o, "budget"), a, err);
+}
+
+kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,
+                              kvd_err *err)
 {
     const char   *k = kvd_opts_text(o, "cache-type-k"), *v = kvd_opts_text(o, "cache-type-v");
     const int64_t b = kvd_opts_int(o, "batch-size"), ub = kvd_opts_int(o, "ubatch-size");
@@ -105,12 +137,19 @@ kvd_status cli_session_params(kvd_session_params *p, const kvd_opts *o, kvd_err 
     *p = (kvd_session_params)KVD_SESSION_PARAMS_INIT;
     if (!k_auto && !v_auto && strcmp(k, v) != 0)
         return kvd_fail(err, KVD_E_INVAL, 0, "K and V of different types (-ctk %s -ctv %s)", k, v);
-    p->kv_type = strcmp(type, "f32") == 0    ? KVD_KV_F32
-                 : strcmp(type, "bf16") == 0 ? KVD_KV_BF16
-                                             : KVD_KV_AUTO;
-    p->n_ctx   = (uint32_t)kvd_opts_int(o, "ctx-size");
-    p->n_batch = (uint32_t)(b < ub || !kvd_opts_given(o, "ubatch-size") ? b : ub);
-    return KVD_OK;
+    p->kv_type      = strcmp(type, "f32") == 0    ? KVD_KV_F32
+                      : strcmp(type, "bf16") == 0 ? KVD_KV_BF16
+                                                  : KVD_KV_AUTO;
+    p->n_ctx        = (uint32_t)kvd_opts_int(o, "ctx-size");
+    p->n_batch      = (uint32_t)(b < ub || !kvd_opts_given(o, "ubatch-size") ? b : ub);
+    p->kv_device    = kvd_opts_size(o, "kv-device");
+    p->kv_host      = kvd_opts_size(o, "kv-host");
+    p->chunk_tokens = (uint32_t)kvd_opts_int(o, "chunk");
+    p->n_sink       = (uint32_t)kvd_opts_int(o, "sink");
+    p->n_sink       = p->n_sink ? p->n_sink : UINT32_MAX;
+    p->n_local      = (uint32_t)kvd_opts_int(o, "local");
+    p->attention    = a;
+    return attention_params(a, o, err);
 }
 
 /* "15043+1,2-100" */
@@ -295,6 +334,36 @@ static double rate(uint64_t n, uint64_t ns)
     return ns ? (double)n * 1e9 / (double)ns : 0.0;
 }
 
+static double share(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0.0;
+}
+
+/* What sparse steps did, if there were any. */
+static void print_sparse(const kvd_stats *st, FILE *f)
+{
+    char a[32], b[32];
+
+    if (st->n_sparse == 0)
+        return;
+    fprintf(f, "%-22s %14s of %s tokens, estimated mass %.3f\n", "attended sparsely",
+            cli_grouped(st->n_sparse, a), cli_grouped(st->n_decode, b), st->mass);
+    fprintf(f, "%-22s %14s chunks, %.1f %% of them hits, %.1f %% waited for\n", "selected",
+            cli_grouped(st->n_selected, a), share(st->n_hit, st->n_selected),
+            share(st->n_urgent, st->n_selected));
+    fprintf(f, "%-22s %14s chunks, and %s by first steps; %s evicted\n", "fetched",
+            cli_grouped(st->n_miss, a), cli_grouped(st->n_refilled, b),
+            cli_grouped(st->n_evicted, (char[32]){ 0 }));
+    fprintf(f, "%-22s %14s blocks, %s of them generated\n", "sealed",
+            cli_grouped(st->n_sealed_blocks, a), cli_grouped(st->n_grown_blocks, b));
+    fprintf(f, "%-22s %14.1f MiB up, %.1f down, %.1f up for exact attention\n", "records moved",
+            cli_mib(st->bytes_up), cli_mib(st->bytes_down), cli_mib(st->bytes_dense));
+    fprintf(f, "%-22s %14.2f ms select, %.2f fetch, %.2f attend, per step\n", "stages",
+            (double)st->select_ns * 1e-6 / (double)st->n_sparse,
+            (double)st->fetch_ns * 1e-6 / (double)st->n_sparse,
+            (double)st->attend_ns * 1e-6 / (double)st->n_sparse);
+}
+
 void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_seconds, FILE *f)
 {
     kvd_stats st = { .struct_size = sizeof(st) };
@@ -309,10 +378,13 @@ void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_sec
             (double)st.decode_ns * 1e-9, rate(st.n_decode, st.decode_ns));
     fprintf(f, "%-22s %14s of %s tokens\n", "KV cache in use", cli_grouped(st.kv_used_tokens, n),
             cli_grouped(st.kv_capacity_tokens, c));
+    print_sparse(&st, f);
     fprintf(f, "\n%-22s %14s\n", "memory", "MiB");
     fprintf(f, "%-22s %14.1f  (the model file, mapped or copied)\n", "weights",
             cli_mib(plan->weight_bytes));
-    fprintf(f, "%-22s %14.1f\n", "KV cache", cli_mib(plan->kv_bytes));
+    fprintf(f, "%-22s %14.1f\n", "KV cache, device", cli_mib(plan->kv_device_bytes));
+    if (plan->kv_host_bytes)
+        fprintf(f, "%-22s %14.1f\n", "KV cache, host", cli_mib(plan->kv_host_bytes));
     fprintf(f, "%-22s %14.1f\n", "scratch", cli_mib(plan->scratch_bytes));
     fprintf(f, "%-22s %14.1f\n", "tables", cli_mib(plan->host_bytes));
     fprintf(f, "%-22s %14.1f\n", "planned in all", cli_mib(plan->total_bytes));

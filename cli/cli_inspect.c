@@ -146,18 +146,44 @@ static void plan_row(const char *what, uint64_t bytes, const char *note)
     printf("%-16s %20s bytes %10.1f MiB  %s\n", what, cli_grouped(bytes, n), cli_mib(bytes), note);
 }
 
+/* The KV cache by tier and use; tiers and parts that are not there are left out. */
+static void plan_tiers(const kvd_plan *p)
+{
+    const struct {
+        const char *name;
+        uint64_t    bytes;
+        const char *note;
+    } part[] = {
+        { "  raw", p->kv_raw_bytes, p->kv_resident ? "all K and V" : "K and V not sealed yet" },
+        { "  windows", p->kv_window_bytes, "recently critical records, first tokens" },
+        { "  stage", p->kv_stage_bytes, "a layer brought up for exact attention" },
+        { "  index", p->kv_index_bytes, "what selection scans" },
+        { "  maps", p->kv_map_bytes, "where chunks lie, scores, lists of a step" },
+    };
+
+    plan_row("KV device tier", p->kv_device_bytes,
+             p->kv_resident ? "everything fits: a lower tier adds nothing" : "");
+    for (size_t i = 0; i < sizeof(part) / sizeof(part[0]); i++) {
+        if (part[i].bytes)
+            plan_row(part[i].name, part[i].bytes, part[i].note);
+    }
+    if (!p->kv_resident)
+        plan_row("KV host tier", p->kv_host_bytes, "records");
+}
+
 int cli_plan(const kvd_opts *o)
 {
-    kvd_plan           p   = { .struct_size = sizeof(p) };
-    kvd_model_info     i   = { .struct_size = sizeof(i) };
-    kvd_model         *m   = NULL;
-    kvd_err            err = { 0 };
-    char               n[32];
-    kvd_session_params sp;
-    kvd_status         st = cli_model_open(&m, o, &err);
+    kvd_plan             p   = { .struct_size = sizeof(p) };
+    kvd_model_info       i   = { .struct_size = sizeof(i) };
+    kvd_model           *m   = NULL;
+    kvd_err              err = { 0 };
+    char                 n[32];
+    kvd_session_params   sp;
+    kvd_attention_params sa;
+    kvd_status           st = cli_model_open(&m, o, &err);
 
     if (st == KVD_OK)
-        st = cli_session_params(&sp, o, &err);
+        st = cli_session_params(&sp, &sa, o, &err);
     if (st == KVD_OK)
         st = kvd_session_plan(m, &sp, &p, &err);
     if (st == KVD_OK)
@@ -169,14 +195,21 @@ int cli_plan(const kvd_opts *o)
         printf("{\"n_ctx\":%u,\"n_seq\":%u,\"n_batch\":%u,\"weight_bytes\":%" PRIu64
                ",\"kv_bytes\":%" PRIu64 ",\"scratch_bytes\":%" PRIu64 ",\"host_bytes\":%" PRIu64
                ",\"total_bytes\":%" PRIu64 ",\"kv_bytes_per_token\":%" PRIu64
-               ",\"available_bytes\":%" PRIu64 ",\"n_ctx_fits\":%u}\n",
+               ",\"available_bytes\":%" PRIu64 ",\"n_ctx_fits\":%u",
                p.n_ctx, p.n_seq, p.n_batch, p.weight_bytes, p.kv_bytes, p.scratch_bytes,
                p.host_bytes, p.total_bytes, p.kv_bytes_per_token, p.available_bytes, p.n_ctx_fits);
+        printf(",\"kv_resident\":%s,\"window_tokens\":%u,\"kv_device_bytes\":%" PRIu64
+               ",\"kv_host_bytes\":%" PRIu64 ",\"kv_raw_bytes\":%" PRIu64
+               ",\"kv_window_bytes\":%" PRIu64 ",\"kv_stage_bytes\":%" PRIu64
+               ",\"kv_index_bytes\":%" PRIu64 ",\"kv_map_bytes\":%" PRIu64 "}\n",
+               p.kv_resident ? "true" : "false", p.window_tokens, p.kv_device_bytes,
+               p.kv_host_bytes, p.kv_raw_bytes, p.kv_window_bytes, p.kv_stage_bytes,
+               p.kv_index_bytes, p.kv_map_bytes);
         return EXIT_OK;
     }
     printf("context %s tokens, batches of %u\n\n", cli_grouped(p.n_ctx, n), p.n_batch);
     plan_row("weights", p.weight_bytes, "the model file, mapped or copied (--weights)");
-    plan_row("KV cache", p.kv_bytes, "");
+    plan_tiers(&p);
     plan_row("scratch", p.scratch_bytes, "activations, logits, kernel buffers");
     plan_row("tables", p.host_bytes, "tokenizer, metadata");
     plan_row("in all", p.total_bytes, "");

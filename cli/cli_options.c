@@ -3,8 +3,8 @@
  * keep their meaning. */
 #include "cli.h"
 
-#define MODEL (CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PERPLEXITY | CMD_TOKENIZE | CMD_PLAN)
-#define EVAL  (CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PERPLEXITY | CMD_PLAN)
+#define MODEL (EVAL | CMD_TOKENIZE)
+#define EVAL  (CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PERPLEXITY | CMD_PLAN | CMD_EVAL)
 #define GEN   (CMD_RUN | CMD_CHAT)
 #define ALL   (MODEL | CMD_INSPECT | CMD_DOCTOR)
 #define NOLIM 0, 0
@@ -42,8 +42,8 @@ const kvd_opt cli_options[] = {
 
     /* context and cache */
     { "ctx-size", "-c", KVD_OPT_INT, "N", "0", 0, MILL, EVAL & ~(uint32_t)CMD_BENCH,
-      "context in tokens; 0: what prompt and answer need (run; 1,024 for an open answer), 512 "
-      "(perplexity), the model's (chat, plan)" },
+      "context in tokens; 0: what prompt and answer need (run; 1,024 for an open answer; eval), "
+      "512 (perplexity), the model's (chat, plan)" },
     { "batch-size", "-b", KVD_OPT_INT, "N", "512", 1, 16384, EVAL,
       "tokens that go through the layers together in prefill" },
     { "ubatch-size", "-ub", KVD_OPT_INT, "N", "512", 1, 16384, EVAL,
@@ -53,24 +53,57 @@ const kvd_opt cli_options[] = {
     { "cache-type-v", "-ctv", KVD_OPT_CHOICE, "auto|f32|bf16", "auto", NOLIM, EVAL,
       "element type of the KV cache; K and V are always the same" },
 
+    /* attention and tiers */
+    { "attention", "", KVD_OPT_CHOICE, "auto|dense|sparse", "auto", NOLIM, EVAL,
+      "how generated tokens attend: dense to all, sparse to what an index selects; auto: sparse "
+      "after prompts of --dense-below tokens or more" },
+    { "dense-below", "", KVD_OPT_INT, "N", "16384", 1, MILL, EVAL,
+      "prompts shorter than this stay dense with --attention auto" },
+    { "budget", "", KVD_OPT_TEXT, "N|P%", "0", NOLIM, EVAL,
+      "tokens selected per layer, KV head and step, or percent of the prompt; 0: a sixteenth of "
+      "it, but 1,024 to 4,096" },
+    { "cap", "", KVD_OPT_NUM, "F", "2", 1, 1024, EVAL,
+      "window of recently selected tokens, in budgets" },
+    { "fetch", "", KVD_OPT_CHOICE, "deferred|strict", "deferred", NOLIM, EVAL,
+      "deferred: a step waits for its most important misses only; strict: for all" },
+    { "attend", "", KVD_OPT_CHOICE, "window|selected", "window", NOLIM, EVAL,
+      "to the whole window, or to a step's selection alone" },
+    { "evict", "", KVD_OPT_CHOICE, "ema|lookahead|lru|lfu|random", "ema", NOLIM, EVAL,
+      "what leaves the window first" },
+    { "index", "", KVD_OPT_TEXT, "KIND", "mean-int4+radius", NOLIM, EVAL,
+      "what is kept of a chunk to select by: mean, mean-std, box, cluster, quant-k, cascade; "
+      "-bf16, -int8, -int4, -int2 and +radius behind" },
+    { "group-rule", "", KVD_OPT_CHOICE, "mean|max|mean-chunks|logits", "mean", NOLIM, EVAL,
+      "how the query heads of a KV head share a selection" },
+    { "select-top-p", "", KVD_OPT_NUM, "F", "0", 0, 0.999999, EVAL,
+      "select only until this share of the estimated mass; 0: the whole budget" },
+    { "chunk", "", KVD_OPT_INT, "N", "4", 4, 16, EVAL,
+      "tokens selected and moved together: 4, 8 or 16" },
+    { "sink", "", KVD_OPT_INT, "N", "16", 0, 256, EVAL, "first tokens that are always attended" },
+    { "local", "", KVD_OPT_INT, "N", "64", 1, 65536, EVAL, "last tokens that are always attended" },
+    { "kv-device", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, EVAL,
+      "memory of the device tier of the KV cache; 0: as much as there is, everything resident" },
+    { "kv-host", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, EVAL,
+      "memory of the host tier; 0: what the context takes" },
+
     /* prompt */
     { "prompt", "-p", KVD_OPT_TEXT, "TEXT", NULL, NOLIM, CMD_RUN | CMD_TOKENIZE,
       "prompt; behind the file's text when there is a file, too" },
     { "file", "-f", KVD_OPT_TEXT, "FILE", NULL, NOLIM, CMD_RUN | CMD_TOKENIZE | CMD_PERPLEXITY,
       "text file; - is standard input" },
     { "system", "-sys", KVD_OPT_TEXT, "TEXT", NULL, NOLIM, GEN, "system message" },
-    { "raw", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN,
+    { "raw", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN | CMD_EVAL,
       "no chat template: the model continues the text" },
     { "special", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN | CMD_TOKENIZE,
       "recognise special tokens in raw text, and show them in the answer" },
-    { "template-vars", "", KVD_OPT_TEXT, "JSON", NULL, NOLIM, GEN,
+    { "template-vars", "", KVD_OPT_TEXT, "JSON", NULL, NOLIM, GEN | CMD_EVAL,
       "object of further template variables, such as {\"enable_thinking\":false}" },
 
     /* generation */
     { "predict", "-n --n-predict", KVD_OPT_INT, "N", "-1", -1, MILL, GEN,
       "most tokens to generate; -1: until the model ends or the context is full" },
-    { "seed", "-s", KVD_OPT_INT, "N", "-1", -1, 9007199254740992.0, GEN,
-      "seed of the sampler; -1: a new one each time" },
+    { "seed", "-s", KVD_OPT_INT, "N", "-1", -1, 9007199254740992.0, GEN | CMD_EVAL,
+      "seed of the sampler; -1: a new one each time (eval: of the prompts; 42)" },
     { "temp", "--temperature", KVD_OPT_NUM, "F", "0.8", 0, 1000, GEN, "temperature; 0: greedy" },
     { "top-k", "", KVD_OPT_INT, "N", "40", 0, MILL, GEN, "sample among the N most likely; 0: off" },
     { "top-p", "", KVD_OPT_NUM, "F", "0.95", 0, 1, GEN, "smallest set with this mass; 1: off" },
@@ -89,7 +122,7 @@ const kvd_opt cli_options[] = {
 
     /* output */
     { "json", "", KVD_OPT_FLAG, "", "false", NOLIM,
-      CMD_RUN | CMD_PERPLEXITY | CMD_TOKENIZE | CMD_INSPECT | CMD_PLAN | CMD_DOCTOR,
+      CMD_RUN | CMD_PERPLEXITY | CMD_TOKENIZE | CMD_INSPECT | CMD_PLAN | CMD_DOCTOR | CMD_EVAL,
       "one JSON object on standard output" },
     { "stats", "", KVD_OPT_FLAG, "", "false", NOLIM, GEN | CMD_PERPLEXITY,
       "rates and memory by kind, at the end" },
@@ -113,6 +146,24 @@ const kvd_opt cli_options[] = {
       "write the logits of scored positions as raw float32" },
     { "tokens", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, CMD_PERPLEXITY | CMD_RUN,
       "token ids, separated by white space, in place of a text" },
+
+    /* eval */
+    { "length", "-L", KVD_OPT_INT, "N", "8192", 256, MILL, CMD_EVAL,
+      "tokens of a prompt and its answer together" },
+    { "tasks", "", KVD_OPT_TEXT, "NAME,...", "all", NOLIM, CMD_EVAL,
+      "RULER tasks: niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery, "
+      "vt, cwe, fwe, qa_1" },
+    { "samples", "", KVD_OPT_INT, "N", "8", 1, 10000, CMD_EVAL, "prompts of each task" },
+    { "configs", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, CMD_EVAL,
+      "configurations to compare, one a line: name: key=value, key=value" },
+    { "with", "", KVD_OPT_TEXT, "NAME:K=V,...;...", NULL, NOLIM, CMD_EVAL,
+      "configurations to compare, here" },
+    { "csv", "-o", KVD_OPT_TEXT, "FILE", NULL, NOLIM, CMD_EVAL,
+      "write a row for every answer to this file" },
+    { "generate-only", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_EVAL,
+      "print the prompts and expected answers as lines of JSON, answer none" },
+    { "data", "", KVD_OPT_TEXT, "DIR", NULL, NOLIM, CMD_EVAL,
+      "word lists, essay and questions; without it, what was installed or the source tree's" },
 
     /* everywhere */
     { "config", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, ALL,

@@ -161,9 +161,10 @@ static int32_t find_bos(const kvd_model *m)
 
 static kvd_status prepare(run *r, kvd_err *err)
 {
-    kvd_model_info     info = { .struct_size = sizeof(info) };
-    const char        *path = kvd_opts_text(r->o, "logits-out");
-    kvd_session_params p;
+    kvd_model_info       info = { .struct_size = sizeof(info) };
+    const char          *path = kvd_opts_text(r->o, "logits-out");
+    kvd_session_params   p;
+    kvd_attention_params a;
 
     KVD_TRY(cli_model_open(&r->m, r->o, err));
     kvd_model_get_info(r->m, &info);
@@ -173,7 +174,7 @@ static kvd_status prepare(run *r, kvd_err *err)
     if (r->text.n < 2)
         return kvd_fail(err, KVD_E_INVAL, 0, "the text has %zu tokens: at least 2 are needed",
                         r->text.n);
-    KVD_TRY(cli_session_params(&p, r->o, err));
+    KVD_TRY(cli_session_params(&p, &a, r->o, err));
     if (p.n_ctx == 0)
         p.n_ctx = (uint32_t)kvd_min_u64(WINDOW_DEFAULT, info.n_ctx_train);
     if (p.n_batch > p.n_ctx)

@@ -128,14 +128,15 @@ static kvd_status make_prompt(job *j, kvd_err *err)
 
 static kvd_status open_session(job *j, kvd_err *err)
 {
-    kvd_model_info     info = { .struct_size = sizeof(info) };
-    const int64_t      n    = kvd_opts_int(j->o, "predict");
-    const uint64_t     room = n < 0 ? ANSWER_ROOM : n > 0 ? (uint64_t)n : 1;
-    const uint64_t     want = j->prompt.n + room;
-    kvd_session_params p;
+    kvd_model_info       info = { .struct_size = sizeof(info) };
+    const int64_t        n    = kvd_opts_int(j->o, "predict");
+    const uint64_t       room = n < 0 ? ANSWER_ROOM : n > 0 ? (uint64_t)n : 1;
+    const uint64_t       want = j->prompt.n + room;
+    kvd_session_params   p;
+    kvd_attention_params a;
 
     kvd_model_get_info(j->m, &info);
-    KVD_TRY(cli_session_params(&p, j->o, err));
+    KVD_TRY(cli_session_params(&p, &a, j->o, err));
     if (p.n_ctx == 0)
         p.n_ctx = (uint32_t)kvd_min_u64(kvd_align_up(want, 256), info.n_ctx_train);
     if (j->prompt.n >= p.n_ctx)

@@ -201,6 +201,57 @@ KVD_API KVD_MUST_USE kvd_status kvd_chat_render(const kvd_model *m, const kvd_ch
 
 typedef enum kvd_kv_type { KVD_KV_AUTO, KVD_KV_F32, KVD_KV_BF16 } kvd_kv_type;
 
+typedef enum kvd_attention {
+    KVD_ATTENTION_AUTO,  /* DENSE for prompts below dense_below tokens, else SPARSE */
+    KVD_ATTENTION_DENSE, /* every token attends to all before it */
+    KVD_ATTENTION_SPARSE /* a generated token attends to what an index selects; prompts are exact */
+} kvd_attention;
+
+typedef enum kvd_fetch {
+    KVD_FETCH_DEFERRED, /* a step waits for the most important of what it misses; the rest is
+                           attended from the next step on */
+    KVD_FETCH_STRICT    /* a step waits for all of it */
+} kvd_fetch;
+
+typedef enum kvd_attend {
+    KVD_ATTEND_WINDOW,  /* to everything that is held as recently critical */
+    KVD_ATTEND_SELECTED /* to this step's selection alone */
+} kvd_attend;
+
+typedef enum kvd_evict {                         /* what leaves the window first */
+                         KVD_EVICT_BY_EMA,       /* lowest moving average of scores */
+                         KVD_EVICT_BY_LOOKAHEAD, /* lowest score of this step (arXiv 2605.18071) */
+                         KVD_EVICT_BY_LRU,
+                         KVD_EVICT_BY_LFU,
+                         KVD_EVICT_BY_RANDOM
+} kvd_evict;
+
+/* How generated tokens attend.  Zeros are the defaults.  Per layer and KV head a step selects
+ * `budget` tokens in chunks; a window of `cap` budgets holds what was selected recently. */
+typedef struct kvd_attention_params {
+    size_t        struct_size;
+    kvd_attention mode;
+    uint32_t      dense_below;  /* AUTO; 0: 16,384 */
+    uint32_t      budget;       /* tokens; 0: by budget_share */
+    float         budget_share; /* of the prompt; 0: a sixteenth, but 1,024 to 4,096 tokens */
+    float         cap;          /* window in budgets, at least 1; 0: 2 */
+    kvd_fetch     fetch;
+    kvd_attend    attend;
+    kvd_evict     evict;
+    float         ema_alpha; /* weight of the newest score; 0: 0.5 */
+    float         top_p;     /* select only until this share of the index's mass; 0: off */
+    /* "mean", "mean-std", "box", "cluster", "quant-k", "cascade"; after a dash "bf16", "int8",
+     * "int4" or (quant-k) "int2"; mean and cascade with "+radius".  NULL: "mean-int4+radius" */
+    const char *index;
+    /* How query heads share a KV head's selection: "mean", "max", "mean-chunks", "logits".
+     * NULL: "mean" */
+    const char *group_rule;
+} kvd_attention_params;
+#define KVD_ATTENTION_PARAMS_INIT                   \
+    {                                               \
+        .struct_size = sizeof(kvd_attention_params) \
+    }
+
 typedef struct kvd_session_params {
     size_t      struct_size;
     uint32_t    n_ctx;     /* most tokens of one sequence; 0: the model's context */
@@ -209,6 +260,14 @@ typedef struct kvd_session_params {
     uint32_t    n_batch;   /* most tokens of one kvd_eval(); 0: 512; at least n_seq is taken */
     uint32_t    n_logits;  /* most rows of logits of one kvd_eval(); 0: n_seq */
     kvd_kv_type kv_type;   /* AUTO: bf16, or f32 in a precise model and in backend "ref" */
+
+    /* Tiers.  What does not fit the device's budget lies in the host's. */
+    uint64_t kv_device;    /* bytes of KV, index and maps on the device; 0: no limit */
+    uint64_t kv_host;      /* bytes of records in host memory; 0: no limit */
+    uint32_t chunk_tokens; /* unit of selection and transfer: 4, 8 or 16; 0: 4 */
+    uint32_t n_sink;       /* first tokens, always attended; 0: 16; UINT32_MAX: none */
+    uint32_t n_local;      /* last tokens, always attended; 0: 64 */
+    const kvd_attention_params *attention; /* NULL: all defaults.  Read during the call */
 } kvd_session_params;
 #define KVD_SESSION_PARAMS_INIT                   \
     {                                             \
@@ -226,6 +285,15 @@ typedef struct kvd_plan {
     uint64_t available_bytes; /* memory the machine offers now */
     uint32_t n_ctx, n_seq, n_batch;
     uint32_t n_ctx_fits; /* the longest single-sequence context that would fit available_bytes */
+    /* kv_bytes by tier and use */
+    uint64_t kv_device_bytes, kv_host_bytes; /* kv_bytes is their sum */
+    uint64_t kv_raw_bytes;    /* device: K and V that are not sealed; all where resident */
+    uint64_t kv_window_bytes; /* device: windows and first tokens */
+    uint64_t kv_stage_bytes;  /* device: a layer brought up for exact attention */
+    uint64_t kv_index_bytes;  /* device: what selection scans */
+    uint64_t kv_map_bytes;    /* device: where chunks lie, averages, lists of a step */
+    uint32_t window_tokens;   /* of a layer and KV head; 0: no sparse attention */
+    bool     kv_resident;     /* everything fits the device: a lower tier would add nothing */
 } kvd_plan;
 /* What kvd_session_open() would take, without allocating it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,
@@ -261,6 +329,12 @@ KVD_API KVD_MUST_USE kvd_status kvd_prefill(kvd_session *s, uint32_t seq, const 
                                             size_t n_token, kvd_progress_fn fn, void *ctx,
                                             kvd_err *err);
 KVD_API uint32_t                kvd_seq_len(const kvd_session *s, uint32_t seq); /* tokens held */
+/* How tokens are attended to from now on.  All sequences start over with an empty window, in the
+ * mode that their length asks for.  A window larger than the session was opened for is KVD_E_INVAL;
+ * so is an index that takes more room. */
+KVD_API KVD_MUST_USE kvd_status kvd_session_set_attention(kvd_session                *s,
+                                                          const kvd_attention_params *p,
+                                                          kvd_err                    *err);
 /* Forgets all tokens from n_keep on; more than it holds is KVD_E_INVAL. */
 KVD_API KVD_MUST_USE kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep,
                                                  kvd_err *err);
@@ -276,6 +350,17 @@ typedef struct kvd_stats {
     uint64_t n_prefill, n_decode;   /* tokens that came in batches of > 1 per sequence, and of 1 */
     uint64_t prefill_ns, decode_ns; /* time inside evaluations */
     uint64_t kv_used_tokens, kv_capacity_tokens;
+
+    /* Sparse steps; chunks are counted over all layers and KV heads, a prompt's first step apart.
+     */
+    uint64_t n_sparse;                          /* of n_decode: tokens that attended sparsely */
+    uint64_t n_selected, n_hit, n_miss;         /* selected = hit + miss */
+    uint64_t n_urgent;                          /* misses that a step waited for */
+    uint64_t n_evicted, n_refilled;             /* refilled: fetched by first steps */
+    uint64_t n_sealed_blocks, n_grown_blocks;   /* of 256 tokens; grown: of generated tokens */
+    uint64_t bytes_up, bytes_down, bytes_dense; /* records: to windows, to the host, to the stage */
+    uint64_t select_ns, fetch_ns, attend_ns, seal_ns;
+    double   mass; /* mean share of the softmax that was attended, as the index estimates it */
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 

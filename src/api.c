@@ -274,14 +274,31 @@ kvd_status kvd_chat_render(const kvd_model *m, const kvd_chat_request *r, char *
 
 /* ---- session ---------------------------------------------------------------------- */
 
+/* Session parameters and, where they point to them, those of attention. */
+typedef struct session_args {
+    kvd_session_params   p;
+    kvd_attention_params attention;
+} session_args;
+
+static kvd_status take_session(session_args *a, const kvd_session_params *p, kvd_err *err)
+{
+    KVD_TRY(take_struct(&a->p, sizeof(a->p), p, "kvd_session_params", err));
+    if (!a->p.attention)
+        return KVD_OK;
+    KVD_TRY(take_struct(&a->attention, sizeof(a->attention), a->p.attention, "kvd_attention_params",
+                        err));
+    a->p.attention = &a->attention;
+    return KVD_OK;
+}
+
 kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p, kvd_plan *out,
                             kvd_err *err)
 {
-    kvd_session_params q;
-    kvd_plan           plan = { 0 };
+    session_args q;
+    kvd_plan     plan = { 0 };
 
-    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_session_params", err));
-    KVD_TRY(engine_session_plan(m, &q, &plan, err));
+    KVD_TRY(take_session(&q, p, err));
+    KVD_TRY(engine_session_plan(m, &q.p, &plan, err));
     give_struct(out, &plan, sizeof(plan));
     return KVD_OK;
 }
@@ -289,11 +306,19 @@ kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p, kvd
 kvd_status kvd_session_open(kvd_session **out, kvd_model *m, const kvd_session_params *p,
                             kvd_err *err)
 {
-    kvd_session_params q;
+    session_args q;
 
     *out = NULL;
-    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_session_params", err));
-    return engine_session_open(out, m, &q, err);
+    KVD_TRY(take_session(&q, p, err));
+    return engine_session_open(out, m, &q.p, err);
+}
+
+kvd_status kvd_session_set_attention(kvd_session *s, const kvd_attention_params *p, kvd_err *err)
+{
+    kvd_attention_params q;
+
+    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_attention_params", err));
+    return engine_session_set_attention(s, &q, err);
 }
 
 void kvd_session_close(kvd_session *s)
@@ -345,9 +370,28 @@ bool kvd_session_uncancel(kvd_session *s)
 void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
 {
     kvd_stats st = s->stats;
+    kv_counts c;
 
+    kv_get_counts(s->kv, &c);
     st.kv_used_tokens     = kv_used_tokens(s->kv);
     st.kv_capacity_tokens = kv_capacity_tokens(s->kv);
+    st.n_sparse           = c.n_step;
+    st.n_selected         = c.n_select;
+    st.n_hit              = c.n_hit;
+    st.n_miss             = c.n_miss;
+    st.n_urgent           = c.n_urgent;
+    st.n_evicted          = c.n_evict;
+    st.n_refilled         = c.n_refill;
+    st.n_sealed_blocks    = c.n_sealed;
+    st.n_grown_blocks     = c.n_grown;
+    st.bytes_up           = c.bytes_up;
+    st.bytes_down         = c.bytes_down;
+    st.bytes_dense        = c.bytes_dense;
+    st.select_ns          = c.select_ns;
+    st.fetch_ns           = c.fetch_ns;
+    st.attend_ns          = c.attend_ns;
+    st.seal_ns            = c.seal_ns;
+    st.mass               = c.n_mass ? c.mass / (double)c.n_mass : 0.0;
     give_struct(out, &st, sizeof(st));
 }
 

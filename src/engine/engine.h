@@ -39,6 +39,25 @@ uint64_t   engine_model_heap_bytes(const kvd_model *m);
 kvd_status engine_chat_render(const kvd_model *m, const kvd_chat_request *r, kvd_buf *out,
                               kvd_span **spans, size_t *n_span, kvd_err *err);
 
+/* ---- attention (engine_attention.c) ------------------------------------------------- */
+
+/* kvd_attention_params made complete, and what it means to the store. */
+typedef struct engine_attention {
+    kvd_attention_params params; /* without its texts */
+    kvd_index_desc       index;
+    kv_policy            policy;
+} engine_attention;
+
+kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t chunk_tokens,
+                                     uint32_t head_dim, engine_attention *out, kvd_err *err);
+bool       engine_attention_sparse(const engine_attention *a, uint32_t n_ctx); /* ever */
+uint32_t   engine_attention_budget(const engine_attention *a, uint32_t n);     /* after n tokens */
+uint32_t engine_attention_window(const engine_attention *a, uint32_t n_ctx, uint32_t chunk_tokens);
+/* After a prompt: in which mode the sequence goes on. */
+void       engine_attention_admit(kvd_session *s, uint32_t seq);
+kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_params *p,
+                                        kvd_err *err);
+
 /* ---- session (engine_session.c, engine_eval.c, engine_pipeline.c) --------------------------- */
 
 /* Activations of a batch; all in one device allocation. */
@@ -59,7 +78,10 @@ typedef struct engine_seq {
 
 struct kvd_session {
     kvd_model         *model;
-    kvd_session_params params; /* complete: no zeros left */
+    kvd_session_params params; /* complete: no zeros left but kv_device and kv_host */
+    engine_attention   attention;
+    bool               sparse;        /* whether sequences can be sparse at all */
+    uint32_t           window_tokens; /* what windows were planned for */
     kv_store          *kv;
     engine_buffers     buf;
     engine_seq        *seq;    /* [n_seq] */
@@ -70,7 +92,11 @@ struct kvd_session {
     uint32_t   *part_seq; /* which sequence a part belongs to */
     uint32_t   *out_row;  /* rows that want logits, in the order of the batch */
     kvd_kv_seq *out_part; /* those rows as parts, for the last layer */
+    uint32_t   *out_seq;  /* which sequence an out_part belongs to */
     uint32_t    n_part, n_out;
+    uint32_t   *sparse_row, *sparse_seq; /* [n_seq] rows that attend sparsely */
+    uint32_t    n_sparse;
+    bool        exact;    /* the batch is a prompt: even a single row attends to everything */
     uint32_t   *seq_rows; /* [n_seq] rows of each sequence in the batch */
     uint32_t   *seq_new;  /* [n_seq] the same, kept while sequences are made current */
 

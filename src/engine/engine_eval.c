@@ -22,7 +22,8 @@ typedef struct work {
     uint32_t        only_seq;
     const uint8_t  *want; /* [n_token], or NULL: the last one if want_last */
     bool            want_last;
-    uint32_t final_len; /* what only_seq grows to in the end; 0: to what this batch makes it */
+    bool            exact; /* a prompt, or what was one */
+    uint32_t final_len;    /* what only_seq grows to in the end; 0: to what this batch makes it */
 } work;
 
 static uint32_t work_seq(const work *w, uint32_t i)
@@ -73,7 +74,8 @@ static void lay_out(kvd_session *s, const work *w)
     uint32_t row = 0;
 
     count_rows(s, w, s->seq_rows);
-    s->n_part = 0;
+    s->n_part   = 0;
+    s->n_sparse = 0;
     for (uint32_t q = 0; q < s->params.n_seq; q++) {
         const uint32_t n = s->seq_rows[q];
 
@@ -85,6 +87,10 @@ static void lay_out(kvd_session *s, const work *w)
                                                .block     = kv_seq_blocks(s->kv, q) };
         s->part_seq[s->n_part] = q;
         s->n_part++;
+        if (n == 1 && !w->exact && kv_seq_sparse(s->kv, q)) {
+            s->sparse_row[s->n_sparse]   = row;
+            s->sparse_seq[s->n_sparse++] = q;
+        }
         s->seq_rows[q] = row; /* from here on: the sequence's next row */
         row += n;
     }
@@ -98,17 +104,43 @@ static void lay_out(kvd_session *s, const work *w)
     }
 }
 
-static void commit_parts(kvd_session *s)
+/* A decode step goes on in the sequence's mode; anything else is a prompt that decides it. */
+static bool is_step(const kvd_kv_seq *p, const work *w)
 {
+    return p->n_row == 1 && p->n_past > 0 && !w->exact;
+}
+
+static kvd_status commit_parts(kvd_session *s, const work *w, kvd_err *err)
+{
+    for (uint32_t i = 0; i < s->n_part; i++)
+        kv_seq_commit(s->kv, s->part_seq[i], s->part[i].n_row);
+    for (uint32_t i = 0; i < s->n_part; i++)
+        KVD_TRY(kv_seq_seal(s->kv, s->model->stream, s->part_seq[i], is_step(&s->part[i], w), err));
     for (uint32_t i = 0; i < s->n_part; i++) {
         const kvd_kv_seq *p = &s->part[i];
         engine_seq       *q = &s->seq[s->part_seq[i]];
 
         memcpy(q->token + p->n_past, s->buf.token + p->first_row, p->n_row * sizeof(int32_t));
-        kv_seq_commit(s->kv, s->part_seq[i], p->n_row);
         if (q->n_token < p->n_past + p->n_row)
             q->n_token = p->n_past + p->n_row;
+        if (!is_step(p, w))
+            engine_attention_admit(s, s->part_seq[i]);
     }
+    return KVD_OK;
+}
+
+/* Back to what the sequences held; a step that was begun leaves windows half changed. */
+static void undo_parts(kvd_session *s)
+{
+    for (uint32_t i = 0; i < s->n_part; i++) {
+        const uint32_t seq = s->part_seq[i];
+
+        if (kv_seq_len(s->kv, seq) > s->part[i].n_past)
+            kv_seq_truncate(s->kv, s->model->stream, seq, s->part[i].n_past);
+        kv_seq_release(s->kv, seq);
+    }
+    for (uint32_t i = 0; i < s->n_sparse; i++)
+        kv_seq_restart(s->kv, s->sparse_seq[i]);
 }
 
 static void count_time(kvd_session *s, uint32_t n_token, uint64_t ns)
@@ -133,12 +165,12 @@ static kvd_status run_work(kvd_session *s, const work *w, kvd_err *err)
         st = kv_seq_reserve(s->kv, s->part_seq[i], s->part[i].n_row, err);
     if (st == KVD_OK)
         st = engine_pipeline_run(s, w->n_token, err);
+    if (st == KVD_OK)
+        st = commit_parts(s, w, err);
     if (st != KVD_OK) {
-        for (uint32_t i = 0; i < s->n_part; i++)
-            kv_seq_release(s->kv, s->part_seq[i]);
+        undo_parts(s);
         return st;
     }
-    commit_parts(s);
     s->n_logits = s->n_out;
     count_time(s, w->n_token, kvd_now_ns() - t0);
     return KVD_OK;
@@ -156,14 +188,15 @@ static kvd_status make_current(kvd_session *s, uint32_t seq, uint32_t final_len,
         if (q->n_token)
             kvd_log(KVD_LOG_INFO, "sequence %u: %u tokens are evaluated again with %s RoPE factors",
                     seq, q->n_token, want ? "long" : "short");
-        kv_seq_truncate(s->kv, seq, 0);
+        kv_seq_truncate(s->kv, s->model->stream, seq, 0);
         q->rope_long = want;
     }
     while (kv_seq_len(s->kv, seq) < q->n_token) {
         const uint32_t len = kv_seq_len(s->kv, seq);
         const work     w = { .n_token  = (uint32_t)kvd_min_u64(q->n_token - len, s->params.n_batch),
                              .token    = q->token + len,
-                             .only_seq = seq };
+                             .only_seq = seq,
+                             .exact    = true };
 
         KVD_TRY(run_work(s, &w, err));
     }
@@ -192,7 +225,7 @@ static kvd_status eval_work(kvd_session *s, const work *w, kvd_err *err)
 static void cut(kvd_session *s, uint32_t seq, uint32_t n_keep)
 {
     if (kv_seq_len(s->kv, seq) > n_keep)
-        kv_seq_truncate(s->kv, seq, n_keep);
+        kv_seq_truncate(s->kv, s->model->stream, seq, n_keep);
     s->seq[seq].n_token = n_keep;
 }
 
@@ -229,6 +262,7 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
                              .token     = token + done,
                              .only_seq  = seq,
                              .want_last = done + n == n_token,
+                             .exact     = true,
                              .final_len = before + (uint32_t)n_token };
 
         if (fn && !fn(ctx, done, n_token))

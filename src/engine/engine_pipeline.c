@@ -60,8 +60,8 @@ static kvd_status store_kv(kvd_session *s, uint32_t layer, const model_run *r, k
     return r->ops->kv_append(r->stream, &a, err);
 }
 
-static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, const kvd_kv_seq *part,
-                         uint32_t n_part, kvd_err *err)
+static kvd_status attn(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
+                       const kvd_kv_seq *part, uint32_t n_part, kvd_err *err)
 {
     const model_hparams *hp     = model_get_hparams(s->model->net);
     const uint64_t       stride = (uint64_t)hp->n_head * hp->head_dim;
@@ -69,7 +69,7 @@ static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, con
               .n_seq      = n_part,
               .n_head     = hp->n_head,
               .seq        = part,
-              .kv         = kv_layout(s->kv, layer),
+              .kv         = *layout,
               .q_stride   = stride,
               .out_stride = stride,
               .q          = r->q,
@@ -78,6 +78,68 @@ static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, con
     };
 
     return r->ops->attn(r->stream, &a, err);
+}
+
+/* Attention to all tokens.  Where not everything is resident a sequence's layer is brought up
+ * first, one after the other; neighbouring parts of one sequence share that. */
+static kvd_status attend_dense(kvd_session *s, uint32_t layer, const model_run *r,
+                               const kvd_kv_seq *part, const uint32_t *seq, uint32_t n_part,
+                               kvd_err *err)
+{
+    kvd_kv_layout   layout = kv_layout(s->kv, layer);
+    const uint64_t *block  = NULL;
+
+    if (n_part == 0)
+        return KVD_OK;
+    if (kv_resident(s->kv))
+        return attn(s, r, &layout, part, n_part, err);
+    for (uint32_t i = 0; i < n_part; i++) {
+        kvd_kv_seq p = part[i];
+
+        if (i == 0 || seq[i] != seq[i - 1])
+            KVD_TRY(kv_dense_view(s->kv, r->stream, layer, seq[i], &layout, &block, err));
+        p.block = block;
+        KVD_TRY(attn(s, r, &layout, &p, 1, err));
+    }
+    return KVD_OK;
+}
+
+/* The three stages for the rows that attend sparsely. */
+static kvd_status attend_sparse(kvd_session *s, uint32_t layer, const model_run *r, kvd_err *err)
+{
+    const model_hparams *hp     = model_get_hparams(s->model->net);
+    const uint64_t       stride = (uint64_t)hp->n_head * hp->head_dim;
+    const kv_query       q      = { .layer      = layer,
+                                    .n_row      = s->n_sparse,
+                                    .seq        = s->sparse_seq,
+                                    .row        = s->sparse_row,
+                                    .q_stride   = stride,
+                                    .out_stride = stride,
+                                    .q          = r->q,
+                                    .out        = r->att,
+                                    .scale      = hp->attn_scale };
+
+    KVD_TRY(kv_select(s->kv, r->stream, &q, err));
+    KVD_TRY(kv_fetch(s->kv, r->stream, &q, err));
+    return kv_attend(s->kv, r->stream, &q, err);
+}
+
+/* A batch with sparse rows: the others, runs of them, attend to everything. */
+static kvd_status attend_mixed(kvd_session *s, uint32_t layer, const model_run *r, kvd_err *err)
+{
+    uint32_t first = 0;
+
+    KVD_TRY(attend_sparse(s, layer, r, err));
+    for (uint32_t i = 0, k = 0; i <= s->n_part; i++) {
+        const bool sparse = i < s->n_part && k < s->n_sparse && s->sparse_seq[k] == s->part_seq[i];
+
+        if (i < s->n_part && !sparse)
+            continue;
+        KVD_TRY(attend_dense(s, layer, r, s->part + first, s->part_seq + first, i - first, err));
+        first = i + 1;
+        k += sparse;
+    }
+    return KVD_OK;
 }
 
 /* The part of the batch that holds this row; the search goes on from where the last row was, since
@@ -113,6 +175,7 @@ static uint32_t keep_wanted_rows(kvd_session *s, const model_run *r)
             s->out_part[n - 1].n_row++;
             continue;
         }
+        s->out_seq[n]    = s->part_seq[part - s->part];
         s->out_part[n++] = (kvd_kv_seq){ .first_row = i,
                                          .n_row     = 1,
                                          .n_past    = part->n_past + row - part->first_row,
@@ -123,28 +186,59 @@ static uint32_t keep_wanted_rows(kvd_session *s, const model_run *r)
     return n;
 }
 
+/* The same when they have attended already: x and att move, through xn and q. */
+static void keep_attended_rows(kvd_session *s, const model_run *r)
+{
+    const model_hparams *hp = model_get_hparams(s->model->net);
+    const size_t         nx = hp->n_embd, nq = (size_t)hp->n_head * hp->head_dim;
+
+    for (uint32_t i = 0; i < s->n_out; i++) {
+        memcpy(r->xn + i * nx, r->x + s->out_row[i] * nx, nx * sizeof(float));
+        memcpy(r->q + i * nq, r->att + s->out_row[i] * nq, nq * sizeof(float));
+    }
+    memcpy(r->x, r->xn, s->n_out * nx * sizeof(float));
+    memcpy(r->att, r->q, s->n_out * nq * sizeof(float));
+}
+
+/* In the last layer only the wanted rows go on.  Sparse rows attend first, wanted or not: their
+ * windows move with every step. */
+static kvd_status attend_last(kvd_session *s, uint32_t layer, model_run *r, kvd_err *err)
+{
+    if (s->n_sparse > 0) {
+        KVD_TRY(attend_mixed(s, layer, r, err));
+        keep_attended_rows(s, r);
+    } else {
+        const uint32_t n_part = keep_wanted_rows(s, r);
+
+        KVD_TRY(attend_dense(s, layer, r, s->out_part, s->out_seq, n_part, err));
+    }
+    r->n_token = s->n_out;
+    return KVD_OK;
+}
+
+static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, kvd_err *err)
+{
+    if (s->n_sparse > 0)
+        return attend_mixed(s, layer, r, err);
+    return attend_dense(s, layer, r, s->part, s->part_seq, s->n_part, err);
+}
+
 static kvd_status run_layers(kvd_session *s, model_run *r, kvd_err *err)
 {
     const model   *net     = s->model->net;
     const uint32_t n_layer = model_get_hparams(net)->n_layer;
 
     for (uint32_t il = 0; il < n_layer; il++) {
-        const kvd_kv_seq *part   = s->part;
-        uint32_t          n_part = s->n_part;
-
         if (atomic_exchange_explicit(&s->cancel, false, memory_order_relaxed))
             return kvd_fail(err, KVD_E_CANCELED, 0, "evaluation canceled at layer %u", il);
         KVD_TRY(model_qkv(net, il, r, err));
         KVD_TRY(store_kv(s, il, r, err));
-        if (il + 1 == n_layer) {
-            if (s->n_out == 0)
-                break;
-            n_part     = keep_wanted_rows(s, r);
-            r->n_token = s->n_out;
-            part       = s->out_part;
-        }
-        KVD_TRY(attend(s, il, r, part, n_part, err));
-        KVD_TRY(model_ffn(net, il, r, err));
+        if (il + 1 < n_layer)
+            KVD_TRY(attend(s, il, r, err));
+        else
+            KVD_TRY(attend_last(s, il, r, err));
+        if (r->n_token > 0)
+            KVD_TRY(model_ffn(net, il, r, err));
     }
     return KVD_OK;
 }

@@ -13,8 +13,29 @@
 #define N_BATCH_DEFAULT 512u
 #define N_BATCH_MAX     16384u
 #define N_SEQ_MAX       4096u
+#define SINK_NONE       UINT32_MAX
 
 /* ---- plan ------------------------------------------------------------------------- */
+
+static kvd_status complete_chunks(kvd_session_params *p, kvd_err *err)
+{
+    if (p->chunk_tokens == 0)
+        p->chunk_tokens = KV_CHUNK_TOKENS;
+    if (p->chunk_tokens != 4 && p->chunk_tokens != 8 && p->chunk_tokens != 16)
+        return kvd_fail(err, KVD_E_INVAL, 0, "chunks of %u tokens (--chunk): expected 4, 8 or 16",
+                        p->chunk_tokens);
+    p->n_sink = p->n_sink == 0 ? KV_SINK_TOKENS : p->n_sink == SINK_NONE ? 0 : p->n_sink;
+    if (p->n_sink % p->chunk_tokens != 0 || p->n_sink > KV_BLOCK_TOKENS)
+        return kvd_fail(
+            err, KVD_E_INVAL, 0,
+            "%u first tokens are kept (--sink): expected whole chunks of %u, at most %u", p->n_sink,
+            p->chunk_tokens, KV_BLOCK_TOKENS);
+    if (p->n_local == 0)
+        p->n_local = KV_LOCAL_TOKENS;
+    if (p->n_local > p->n_ctx)
+        p->n_local = p->n_ctx;
+    return KVD_OK;
+}
 
 /* Zeros become defaults; limits are checked against the model. */
 static kvd_status complete_params(const kvd_model *m, const kvd_session_params *in,
@@ -51,25 +72,61 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
         p->kv_type = m->precise ? KVD_KV_F32 : KVD_KV_BF16;
     if (p->kv_type != KVD_KV_F32 && p->kv_type != KVD_KV_BF16)
         return kvd_fail(err, KVD_E_INVAL, 0, "kv_type %d is none of kvd_kv_type", (int)p->kv_type);
+    return complete_chunks(p, err);
+}
+
+/* A session's parameters made complete, and what follows from them. */
+typedef struct session_shape {
+    kvd_session_params p;
+    engine_attention   attention;
+    kv_params          kv;
+} session_shape;
+
+static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
+{
+    const model_hparams      *hp     = model_get_hparams(m->net);
+    const kvd_session_params *p      = &sh->p;
+    const bool                sparse = engine_attention_sparse(&sh->attention, p->n_ctx);
+
+    return (kv_params){
+        .n_layer      = hp->n_layer,
+        .n_head       = hp->n_head,
+        .n_kv_head    = hp->n_kv_head,
+        .head_dim     = hp->head_dim,
+        .n_seq        = p->n_seq,
+        .n_ctx        = p->n_ctx,
+        .n_token      = p->kv_tokens,
+        .n_batch      = p->n_batch,
+        .type         = p->kv_type == KVD_KV_F32 ? KVD_DTYPE_F32 : KVD_DTYPE_BF16,
+        .chunk_tokens = p->chunk_tokens,
+        .n_sink       = p->n_sink,
+        .n_local      = p->n_local,
+        .device_bytes = p->kv_device,
+        .host_bytes   = p->kv_host,
+        .sparse       = sparse,
+        .index        = sh->attention.index,
+        .window_tokens =
+            sparse ? engine_attention_window(&sh->attention, p->n_ctx, p->chunk_tokens) : 0,
+    };
+}
+
+static kvd_status shape_of(const kvd_model *m, const kvd_session_params *in, session_shape *sh,
+                           kvd_err *err)
+{
+    static const kvd_attention_params defaults = KVD_ATTENTION_PARAMS_INIT;
+
+    KVD_TRY(complete_params(m, in, &sh->p, err));
+    KVD_TRY(engine_attention_complete(in->attention ? in->attention : &defaults, sh->p.chunk_tokens,
+                                      model_get_hparams(m->net)->head_dim, &sh->attention, err));
+    sh->p.attention = NULL; /* borrowed for the call */
+    sh->kv          = kv_params_of(m, sh);
     return KVD_OK;
 }
 
-static kv_params kv_params_of(const kvd_model *m, const kvd_session_params *p)
+static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
 {
-    const model_hparams *hp = model_get_hparams(m->net);
-
-    return (kv_params){ .n_layer   = hp->n_layer,
-                        .n_kv_head = hp->n_kv_head,
-                        .head_dim  = hp->head_dim,
-                        .n_seq     = p->n_seq,
-                        .n_ctx     = p->n_ctx,
-                        .n_token   = p->kv_tokens,
-                        .type      = p->kv_type == KVD_KV_F32 ? KVD_DTYPE_F32 : KVD_DTYPE_BF16 };
-}
-
-static kvd_backend_limits limits_of(const kvd_model *m, const kvd_session_params *p)
-{
-    const model_hparams *hp = model_get_hparams(m->net);
+    const model_hparams      *hp = model_get_hparams(m->net);
+    const kvd_session_params *p  = &sh->p;
 
     return (kvd_backend_limits){ .n_token = p->n_batch,
                                  .n_seq   = p->n_batch, /* wanted rows can be parts of their own */
@@ -77,7 +134,11 @@ static kvd_backend_limits limits_of(const kvd_model *m, const kvd_session_params
                                  .n_head  = hp->n_head,
                                  .n_kv_head = hp->n_kv_head,
                                  .head_dim  = hp->head_dim,
-                                 .n_ctx     = p->n_ctx };
+                                 .n_ctx     = p->n_ctx,
+                                 .n_chunk   = sh->kv.sparse
+                                                  ? (uint32_t)kvd_div_up(p->n_ctx, p->chunk_tokens)
+                                                  : 0,
+                                 .n_slot    = sh->kv.window_tokens / p->chunk_tokens };
 }
 
 /* Lays the buffers out one behind the other; base NULL only measures. */
@@ -116,34 +177,48 @@ static uint64_t plan_buffers(const kvd_model *m, const kvd_session_params *p, en
 
 static uint64_t session_host_bytes(const kvd_session_params *p)
 {
-    const uint64_t per_row = 2 * sizeof(kvd_kv_seq) + 2 * sizeof(uint32_t);
-    const uint64_t per_seq = sizeof(engine_seq) + 8 + 4 * (uint64_t)p->n_ctx;
+    const uint64_t per_row = 2 * sizeof(kvd_kv_seq) + 3 * sizeof(uint32_t);
+    const uint64_t per_seq = sizeof(engine_seq) + 16 + 4 * (uint64_t)p->n_ctx;
 
     return sizeof(kvd_session) + per_row * p->n_batch + per_seq * p->n_seq;
 }
 
-static kvd_status fill_plan(const kvd_model *m, const kvd_session_params *p, kvd_plan *out,
+static void plan_tiers(const kv_sizes *kv, const session_shape *sh, kvd_plan *out)
+{
+    out->kv_device_bytes    = kv->device_bytes;
+    out->kv_host_bytes      = kv->host_bytes - kv->bytes[KV_BUF_TABLE];
+    out->kv_bytes           = out->kv_device_bytes + out->kv_host_bytes;
+    out->kv_raw_bytes       = kv->bytes[KV_BUF_RAW];
+    out->kv_window_bytes    = kv->bytes[KV_BUF_WINDOW];
+    out->kv_stage_bytes     = kv->bytes[KV_BUF_STAGE];
+    out->kv_index_bytes     = kv->bytes[KV_BUF_INDEX];
+    out->kv_map_bytes       = kv->bytes[KV_BUF_MAP];
+    out->kv_resident        = kv->resident;
+    out->kv_bytes_per_token = kv->bytes_per_token;
+    out->window_tokens      = sh->kv.window_tokens;
+}
+
+static kvd_status fill_plan(const kvd_model *m, const session_shape *sh, kvd_plan *out,
                             kvd_err *err)
 {
-    const kv_params          kp  = kv_params_of(m, p);
-    const kvd_backend_limits lim = limits_of(m, p);
-    engine_buffers           buf;
-    kv_sizes                 kv;
-    uint64_t                 fixed, room;
+    const kvd_session_params *p   = &sh->p;
+    const kvd_backend_limits  lim = limits_of(m, sh);
+    engine_buffers            buf;
+    kv_sizes                  kv;
+    uint64_t                  fixed, room;
 
-    KVD_TRY(kv_plan(&kp, &kv, err));
+    KVD_TRY(kv_plan(&sh->kv, &kv, err));
+    plan_tiers(&kv, sh, out);
     out->weight_bytes  = gguf_mapped_bytes(m->file);
-    out->kv_bytes      = kv.pool_bytes;
     out->scratch_bytes = plan_buffers(m, p, &buf, NULL) + m->be->ops->reserve_bytes(m->be, &lim);
-    out->host_bytes    = engine_model_heap_bytes(m) + kv.host_bytes + session_host_bytes(p);
-    out->total_bytes   = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
-    out->kv_bytes_per_token = kv.bytes_per_token;
-    out->available_bytes    = os_mem_available();
-    out->n_ctx              = p->n_ctx;
-    out->n_seq              = p->n_seq;
-    out->n_batch            = p->n_batch;
-    fixed                   = out->total_bytes - out->kv_bytes;
-    room                    = out->available_bytes > fixed ? out->available_bytes - fixed : 0;
+    out->host_bytes  = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p);
+    out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
+    out->available_bytes = os_mem_available();
+    out->n_ctx           = p->n_ctx;
+    out->n_seq           = p->n_seq;
+    out->n_batch         = p->n_batch;
+    fixed                = out->total_bytes - out->kv_bytes;
+    room                 = out->available_bytes > fixed ? out->available_bytes - fixed : 0;
     out->n_ctx_fits =
         (uint32_t)kvd_min_u64(room / kv.bytes_per_token, model_get_hparams(m->net)->n_ctx_train);
     return KVD_OK;
@@ -152,10 +227,10 @@ static kvd_status fill_plan(const kvd_model *m, const kvd_session_params *p, kvd
 kvd_status engine_session_plan(const kvd_model *m, const kvd_session_params *in, kvd_plan *out,
                                kvd_err *err)
 {
-    kvd_session_params p;
+    session_shape sh;
 
-    KVD_TRY(complete_params(m, in, &p, err));
-    return fill_plan(m, &p, out, err);
+    KVD_TRY(shape_of(m, in, &sh, err));
+    return fill_plan(m, &sh, out, err);
 }
 
 /* ---- open and close --------------------------------------------------------------- */
@@ -164,16 +239,19 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
 {
     const kvd_session_params *p = &s->params;
 
-    s->part     = kvd_calloc(p->n_batch, sizeof(*s->part));
-    s->out_part = kvd_calloc(p->n_batch, sizeof(*s->out_part));
-    s->part_seq = kvd_calloc(p->n_batch, sizeof(*s->part_seq));
-    s->out_row  = kvd_calloc(p->n_batch, sizeof(*s->out_row));
-    s->seq_rows = kvd_calloc(p->n_seq, sizeof(*s->seq_rows));
-    s->seq_new  = kvd_calloc(p->n_seq, sizeof(*s->seq_new));
-    s->seq      = kvd_calloc(p->n_seq, sizeof(*s->seq));
-    s->tokens   = kvd_calloc((size_t)p->n_seq * p->n_ctx, sizeof(*s->tokens));
-    if (!s->part || !s->out_part || !s->part_seq || !s->out_row || !s->seq_rows || !s->seq_new ||
-        !s->seq || !s->tokens)
+    s->part       = kvd_calloc(p->n_batch, sizeof(*s->part));
+    s->out_part   = kvd_calloc(p->n_batch, sizeof(*s->out_part));
+    s->part_seq   = kvd_calloc(p->n_batch, sizeof(*s->part_seq));
+    s->out_row    = kvd_calloc(p->n_batch, sizeof(*s->out_row));
+    s->out_seq    = kvd_calloc(p->n_batch, sizeof(*s->out_seq));
+    s->sparse_row = kvd_calloc(p->n_seq, sizeof(*s->sparse_row));
+    s->sparse_seq = kvd_calloc(p->n_seq, sizeof(*s->sparse_seq));
+    s->seq_rows   = kvd_calloc(p->n_seq, sizeof(*s->seq_rows));
+    s->seq_new    = kvd_calloc(p->n_seq, sizeof(*s->seq_new));
+    s->seq        = kvd_calloc(p->n_seq, sizeof(*s->seq));
+    s->tokens     = kvd_calloc((size_t)p->n_seq * p->n_ctx, sizeof(*s->tokens));
+    if (!s->part || !s->out_part || !s->part_seq || !s->out_row || !s->out_seq || !s->sparse_row ||
+        !s->sparse_seq || !s->seq_rows || !s->seq_new || !s->seq || !s->tokens)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its tables");
     for (uint32_t i = 0; i < p->n_seq; i++)
         s->seq[i].token = s->tokens + (size_t)i * p->n_ctx;
@@ -201,41 +279,45 @@ static kvd_status check_fits(const kvd_plan *plan, kvd_err *err)
 kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_session_params *in,
                                kvd_err *err)
 {
-    kvd_session_params p;
-    kvd_plan           plan = { 0 };
-    kvd_backend_limits lim;
-    kv_params          kp;
-    kvd_session       *s;
-    kvd_status         st;
+    const kvd_session_params *p    = NULL;
+    kvd_plan                  plan = { 0 };
+    session_shape             sh;
+    kvd_backend_limits        lim;
+    kvd_session              *s;
+    kvd_status                st;
 
     *out = NULL;
-    KVD_TRY(complete_params(m, in, &p, err));
-    KVD_TRY(fill_plan(m, &p, &plan, err));
+    KVD_TRY(shape_of(m, in, &sh, err));
+    KVD_TRY(fill_plan(m, &sh, &plan, err));
     KVD_TRY(check_fits(&plan, err));
     s = kvd_calloc(1, sizeof(*s));
     if (!s)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory");
-    s->model  = m;
-    s->params = p;
-    lim       = limits_of(m, &p);
-    kp        = kv_params_of(m, &p);
-    st        = alloc_tables(s, err);
+    p                = &sh.p;
+    s->model         = m;
+    s->params        = *p;
+    s->attention     = sh.attention;
+    s->sparse        = sh.kv.sparse;
+    s->window_tokens = sh.kv.window_tokens;
+    lim              = limits_of(m, &sh);
+    st               = alloc_tables(s, err);
     if (st == KVD_OK)
         st = m->be->ops->reserve(m->be, &lim, err);
     if (st == KVD_OK)
-        st = kv_store_open(&s->kv, m->be, &kp, err);
+        st = kv_store_open(&s->kv, m->be, &sh.kv, err);
     if (st == KVD_OK)
-        st = m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE, plan_buffers(m, &p, &s->buf, NULL),
+        st = m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE, plan_buffers(m, p, &s->buf, NULL),
                                    &s->buf.mem, err);
     if (st != KVD_OK) {
         engine_session_close(s);
         return st;
     }
-    plan_buffers(m, &p, &s->buf, s->buf.mem.ptr);
+    kv_set_policy(s->kv, &sh.attention.policy);
+    plan_buffers(m, p, &s->buf, s->buf.mem.ptr);
     kvd_log(KVD_LOG_INFO,
             "session: %u sequence(s) of up to %u tokens, KV %" PRIu64 " MiB (%" PRIu64
             " bytes a token), scratch %" PRIu64 " MiB",
-            p.n_seq, p.n_ctx, plan.kv_bytes >> 20, plan.kv_bytes_per_token,
+            p->n_seq, p->n_ctx, plan.kv_bytes >> 20, plan.kv_bytes_per_token,
             plan.scratch_bytes >> 20);
     *out = s;
     return KVD_OK;
@@ -251,6 +333,9 @@ void engine_session_close(kvd_session *s)
     kvd_free(s->out_part);
     kvd_free(s->part_seq);
     kvd_free(s->out_row);
+    kvd_free(s->out_seq);
+    kvd_free(s->sparse_row);
+    kvd_free(s->sparse_seq);
     kvd_free(s->seq_rows);
     kvd_free(s->seq_new);
     kvd_free(s->seq);

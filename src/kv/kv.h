@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv.h - the door to kv/: the KV store.
  *
- * A store holds the K and V of up to n_seq sequences for all layers, in blocks of block_tokens
- * tokens taken from one pool of fixed size.  It knows shapes and bytes, never the model: K and V
- * come in, views (block lists and a layout) go out to the kernels.
+ * A store holds the K and V of up to n_seq sequences for all layers on up to two tiers of memory.
+ * It knows shapes and bytes, never the model: q, K and V come in; views (block lists and a layout)
+ * and attention's results come out.
+ *
+ * New tokens lie in *raw* blocks of 256 tokens on the device.  Once 256 + n_local tokens are not
+ * sealed, the oldest 256 are: they are indexed, and where not everything is resident their records
+ * move down to the host tier.  What is sealed is therefore a function of the length alone.
  *
  * Life of a token: kv_seq_reserve() makes room, kernels write, kv_seq_commit() makes it part of the
- * sequence; kv_seq_release() gives the room back instead.  Nothing else changes a sequence but
- * kv_seq_truncate().
+ * sequence; kv_seq_release() gives the room back instead.  After a commit kv_seq_seal() seals what
+ * is due.  Nothing else changes a sequence but kv_seq_truncate().
+ *
+ * Sparse attention of a decode step, per layer: kv_select(), kv_fetch(), kv_attend().  The window
+ * that it keeps is a function of tokens and policy alone: placement moves bytes, never the window.
  *
  * Thread: the thread that owns the session.  Lengths in tokens, offsets in bytes. */
 #ifndef KVD_KV_H
@@ -17,27 +24,82 @@
 #include "base/base.h"
 
 #define KV_BLOCK_TOKENS 256u
-#define KV_CHUNK_TOKENS 4u
+#define KV_CHUNK_TOKENS 4u  /* default of chunk_tokens */
+#define KV_SINK_TOKENS  16u /* default of n_sink */
+#define KV_LOCAL_TOKENS 64u /* default of n_local */
 
 typedef struct kv_params {
-    uint32_t  n_layer, n_kv_head, head_dim;
-    uint32_t  n_seq;   /* sequences */
-    uint32_t  n_ctx;   /* most tokens of one sequence */
-    uint64_t  n_token; /* capacity shared by all sequences; rounded up to whole blocks */
-    kvd_dtype type;    /* F32 or BF16 */
+    uint32_t  n_layer, n_head, n_kv_head, head_dim;
+    uint32_t  n_seq;           /* sequences */
+    uint32_t  n_ctx;           /* most tokens of one sequence */
+    uint64_t  n_token;         /* capacity shared by all sequences; rounded up to whole blocks */
+    uint32_t  n_batch;         /* most tokens of one sequence between two commits */
+    kvd_dtype type;            /* F32 or BF16 */
+    uint32_t  chunk_tokens;    /* 4, 8 or 16 */
+    uint32_t  n_sink, n_local; /* kept besides what is not sealed; n_sink <= 256, whole chunks */
+
+    uint64_t device_bytes; /* of pool and index; 0: no limit, everything is resident */
+    uint64_t host_bytes;   /* of records; 0: what n_token takes */
+
+    bool           sparse;        /* sealed blocks are indexed; the rest is read only then */
+    kvd_index_desc index;         /* chunk_tokens, block_tokens and head_dim are filled in */
+    uint32_t       window_tokens; /* of the largest window of a lane */
 } kv_params;
 
+typedef enum kv_buffer {                /* what a store allocates */
+                         KV_BUF_RAW,    /* device: raw blocks; all blocks where resident */
+                         KV_BUF_WINDOW, /* device: sinks and slots of all lanes */
+                         KV_BUF_STAGE,  /* device: one layer of one sequence, for dense attention */
+                         KV_BUF_INDEX,  /* device: landmarks */
+                         KV_BUF_MAP,    /* device: slot maps, averages, lists of a step */
+                         KV_BUF_HOST,   /* host: records */
+                         KV_BUF_TABLE   /* host: sequences, free lists */
+} kv_buffer;
+#define KV_BUF_COUNT 7
+
 typedef struct kv_sizes {
+    bool     resident;        /* everything stays on the device; no window, stage or host buffer */
     uint64_t bytes_per_token; /* K and V over all layers and heads */
     uint64_t block_bytes;
-    uint64_t n_block;
-    uint64_t pool_bytes; /* device */
-    uint64_t host_bytes; /* metadata on the heap */
+    uint64_t n_block; /* of 256 tokens, of all sequences together */
+    uint64_t n_raw;   /* of them raw at a time */
+    uint64_t bytes[KV_BUF_COUNT];
+    uint64_t device_bytes, host_bytes; /* sums */
 } kv_sizes;
+
+/* How decode steps attend; of the whole store. */
+typedef struct kv_policy {
+    kvd_evict_policy evict;
+    kvd_gqa_rule     rule;
+    float            alpha;    /* of the moving average of scores: 0.5 */
+    float            top_p;    /* 0: the whole budget */
+    bool             strict;   /* all misses are waited for */
+    bool             selected; /* attend to the selection alone, not to the whole window */
+} kv_policy;
+
+/* Counted since open or the last reset. */
+typedef struct kv_counts {
+    uint64_t n_step;   /* sparse rows x 1, not times layers */
+    uint64_t n_select; /* chunks selected in all lanes, first steps excluded */
+    uint64_t n_hit;    /* of them in the window */
+    uint64_t n_miss;   /* of them fetched */
+    uint64_t n_urgent; /* misses that a step waited for */
+    uint64_t n_evict;
+    uint64_t n_refill; /* chunks fetched by first steps */
+    uint64_t n_sealed; /* blocks; n_grown: of those not in a prompt's batch */
+    uint64_t n_grown;
+    uint64_t bytes_up;    /* records host -> device, windows */
+    uint64_t bytes_down;  /* records device -> host */
+    uint64_t bytes_dense; /* records host -> device for dense attention */
+    double   mass;        /* sum over lanes and steps of the estimated mass; n_mass of them */
+    uint64_t n_mass;
+    uint64_t select_ns, fetch_ns, attend_ns, seal_ns;
+} kv_counts;
 
 typedef struct kv_store kv_store;
 
-/* KVD_E_INVAL when a product leaves 64 bits. */
+/* KVD_E_INVAL when a product leaves 64 bits, or when device_bytes or host_bytes are too small: the
+ * message names the least that would do.  Fills *out as far as it got. */
 kvd_status kv_plan(const kv_params *p, kv_sizes *out, kvd_err *err);
 
 kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kvd_err *err);
@@ -46,18 +108,64 @@ void       kv_store_close(kv_store *s); /* NULL is a no-op */
 uint32_t kv_seq_len(const kv_store *s, uint32_t seq);
 uint64_t kv_used_tokens(const kv_store *s); /* committed, over all sequences */
 uint64_t kv_capacity_tokens(const kv_store *s);
+bool     kv_resident(const kv_store *s);
 
 /* Room for n_new tokens behind the committed ones.  KVD_E_FULL names the limit that was hit; the
  * sequence is then as it was. */
 kvd_status kv_seq_reserve(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err);
-void       kv_seq_commit(kv_store *s, uint32_t seq, uint32_t n_new);    /* n_new were reserved */
-void       kv_seq_release(kv_store *s, uint32_t seq);                   /* unused room goes back */
-void       kv_seq_truncate(kv_store *s, uint32_t seq, uint32_t n_keep); /* n_keep <= length */
+void       kv_seq_commit(kv_store *s, uint32_t seq, uint32_t n_new); /* n_new were reserved */
+void       kv_seq_release(kv_store *s, uint32_t seq);                /* unused room goes back */
+/* Seals what is due.  grown: the tokens were generated, which is only counted. */
+kvd_status kv_seq_seal(kv_store *s, kvd_stream *st, uint32_t seq, bool grown, kvd_err *err);
+/* n_keep <= length.  Blocks that would not be sealed at that length become raw again; where that
+ * fails the sequence is cut further, as kv_seq_len() tells. */
+void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep);
 
 /* For the kernels: where a layer's lanes lie, and the blocks of a sequence (committed and reserved;
- * valid until the sequence changes). */
+ * valid until the sequence changes; what is not raw has no block). */
 kvd_kv_layout   kv_layout(const kv_store *s, uint32_t layer);
 const uint64_t *kv_seq_blocks(const kv_store *s, uint32_t seq);
+/* For attention over all tokens: brings a layer's sealed records up where they are not resident.
+ * Valid until the next call. */
+kvd_status kv_dense_view(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq,
+                         kvd_kv_layout *layout, const uint64_t **block, kvd_err *err);
+
+/* ---- sparse attention -------------------------------------------------------------- */
+
+void kv_set_policy(kv_store *s, const kv_policy *p);
+/* Another index over all that is sealed, no larger than the one the store was opened for
+ * (KVD_E_INVAL).  Other failures leave a store to be closed. */
+kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc, kvd_err *err);
+/* After a prompt: from the next step on the sequence attends to budget tokens a lane, out of a
+ * window of cap times as many (at most window_tokens).  budget 0: to everything. */
+void kv_seq_admit(kv_store *s, uint32_t seq, uint32_t budget, float cap);
+bool kv_seq_sparse(const kv_store *s, uint32_t seq); /* whether its steps are sparse now */
+/* The next step fills the window anew: after a step that was not finished. */
+void kv_seq_restart(kv_store *s, uint32_t seq);
+
+/* One new token each, K and V stored but not committed. */
+typedef struct kv_query {
+    uint32_t        layer, n_row;
+    const uint32_t *seq; /* [n_row], no two equal */
+    const uint32_t *row; /* [n_row] of q and out */
+    uint64_t        q_stride, out_stride;
+    const float    *q;   /* [row][n_head][head_dim] after RoPE */
+    float          *out; /* [row][n_head][head_dim] */
+    float           scale;
+} kv_query;
+
+/* The three stages of a layer, in this order, each for the same query. */
+kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+
+/* ---- looking in -------------------------------------------------------------------- */
+
+void kv_get_counts(const kv_store *s, kv_counts *out);
+void kv_reset_counts(kv_store *s);
+/* Selected and hit chunks of one lane over all sequences, as in kv_counts. */
+void kv_lane_counts(const kv_store *s, uint32_t layer, uint32_t kv_head, uint64_t *n_select,
+                    uint64_t *n_hit);
 
 /* Recounts everything; asserts on the first invariant that does not hold. */
 void kv_check(const kv_store *s);

@@ -1,71 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_store.c - sequences as lists of blocks out of one pool.
+/* kv_store.c - opening a store, and which sequence has which blocks.
  *
- * Owns: the pool (device memory of the backend), a stack of free blocks, and per sequence a list of
- * block offsets long enough for n_ctx tokens.
+ * Owns: the pool, landmarks, maps and host records (memory of the backend), stacks of what is free,
+ * and per sequence a list of blocks long enough for n_ctx tokens.
  *
  *      free --reserve--> reserved --commit--> held --truncate--> free
  *                            \----release----> free
+ *      held --seal--> sealed (in place where resident, else its records in the host tier)
  *
  * Invariants
- *  (1) a block is on the free stack or in exactly one sequence's list, once;
+ *  (1) a raw block is on the free stack or in exactly one sequence's list, once; so are an index
+ *      block and, by chunk, a host record;
  *  (2) a sequence's list covers its length, and between calls of reserve and commit or release, its
  *      reserved tokens; after release or truncate it covers the length and no block more;
- *  (3) n_used is the sum of lengths.
+ *  (3) n_used is the sum of lengths, n_held that of list entries;
+ *  (4) blocks below n_sealed have an index block (sparse) and host records (not resident); the
+ *      others are raw.
  *
  * Free blocks are taken lowest offset first after open, so a lone sequence lies contiguously. */
-#include "kv/kv.h"
-
 #include <inttypes.h>
+#include <string.h>
 
-typedef struct kv_seq {
-    uint32_t  len;     /* committed tokens */
-    uint32_t  n_block; /* blocks in the list */
-    uint64_t *block;   /* [blocks_max] byte offsets into the pool */
-} kv_seq;
-
-struct kv_store {
-    kvd_backend  *be;
-    kv_params     params;
-    kv_sizes      sizes;
-    kvd_kv_layout layout; /* with layer 0's lane_off */
-    kvd_mem       pool;
-    uint32_t      blocks_max; /* of one sequence */
-    uint64_t      n_free, n_used;
-    uint64_t     *free_stack; /* [n_block] offsets; the top is taken next */
-    kv_seq       *seq;        /* [n_seq] */
-    uint64_t     *lists;      /* [n_seq][blocks_max], where seq[i].block points */
-};
+#include "kv/kv_impl.h"
 
 static uint32_t blocks_for(uint64_t n_token)
 {
     return (uint32_t)kvd_div_up(n_token, KV_BLOCK_TOKENS);
 }
 
-kvd_status kv_plan(const kv_params *p, kv_sizes *out, kvd_err *err)
-{
-    const uint64_t elem = p->type == KVD_DTYPE_F32 ? 4 : 2;
-    uint64_t       lanes, lists;
-    bool           ok;
+/* ---- open and close ----------------------------------------------------------------- */
 
-    kvd_assert(p->type == KVD_DTYPE_F32 || p->type == KVD_DTYPE_BF16);
-    *out         = (kv_sizes){ 0 };
-    out->n_block = kvd_div_up(p->n_token, KV_BLOCK_TOKENS);
-    ok           = kvd_mul(p->n_layer, p->n_kv_head, &lanes) &&
-         kvd_mul(lanes, 2 * elem * p->head_dim, &out->bytes_per_token) &&
-         kvd_mul(out->bytes_per_token, KV_BLOCK_TOKENS, &out->block_bytes) &&
-         kvd_mul(out->block_bytes, out->n_block, &out->pool_bytes) &&
-         kvd_mul(p->n_seq, 8 * (uint64_t)blocks_for(p->n_ctx) + sizeof(kv_seq), &lists) &&
-         kvd_add(lists, 8 * out->n_block + sizeof(kv_store), &out->host_bytes);
-    if (!ok || out->pool_bytes > INT64_MAX)
-        return kvd_fail(err, KVD_E_INVAL, 0,
-                        "KV cache: %" PRIu64 " tokens of %u layers, %u KV heads, head size %u "
-                        "are more bytes than can be addressed",
-                        p->n_token, p->n_layer, p->n_kv_head, p->head_dim);
-    return KVD_OK;
-}
-
-static void layout_init(kv_store *s)
+static void layouts_init(kv_store *s)
 {
     const kv_params *p    = &s->params;
     const uint64_t   elem = p->type == KVD_DTYPE_F32 ? 4 : 2;
@@ -74,12 +39,73 @@ static void layout_init(kv_store *s)
         .type         = p->type,
         .n_kv_head    = p->n_kv_head,
         .head_dim     = p->head_dim,
-        .chunk_tokens = KV_CHUNK_TOKENS,
+        .chunk_tokens = p->chunk_tokens,
         .block_tokens = KV_BLOCK_TOKENS,
-        .record_bytes = 2 * KV_CHUNK_TOKENS * elem * p->head_dim,
+        .record_bytes = 2 * p->chunk_tokens * elem * p->head_dim,
         .head_stride  = 2 * KV_BLOCK_TOKENS * elem * p->head_dim,
         .pool         = s->pool.ptr,
     };
+    if (p->sparse)
+        s->index = (kvd_index_layout){ .desc        = p->index,
+                                       .n_kv_head   = p->n_kv_head,
+                                       .head_stride = kvd_index_lane_bytes(&p->index),
+                                       .pool        = s->landmarks.ptr };
+}
+
+static kvd_status alloc_tables(kv_store *s, kvd_err *err)
+{
+    const kv_params *p     = &s->params;
+    const size_t     lanes = (size_t)p->n_layer * p->n_kv_head;
+
+    s->n_hrecord   = s->sizes.resident ? 0 : s->sizes.n_block * lanes * s->block_chunks;
+    s->seq         = kvd_calloc(p->n_seq, sizeof(*s->seq));
+    s->lists       = kvd_calloc((size_t)p->n_seq * s->blocks_max, 2 * sizeof(*s->lists));
+    s->stage_block = kvd_calloc(s->blocks_max, sizeof(*s->stage_block));
+    s->free_stack  = kvd_calloc(s->sizes.n_raw, sizeof(*s->free_stack));
+    s->ifree_stack = kvd_calloc(s->sizes.n_block, sizeof(*s->ifree_stack));
+    s->hfree_stack = kvd_calloc(s->n_hrecord, sizeof(*s->hfree_stack));
+    s->lane_select = kvd_calloc(lanes, sizeof(*s->lane_select));
+    s->lane_hit    = kvd_calloc(lanes, sizeof(*s->lane_hit));
+    if (!s->seq || !s->lists || !s->stage_block || !s->free_stack || !s->ifree_stack ||
+        !s->hfree_stack || !s->lane_select || !s->lane_hit)
+        return kvd_fail(err, KVD_E_NOMEM, 0,
+                        "KV cache: no memory for its metadata (%" PRIu64 " bytes)",
+                        s->sizes.bytes[KV_BUF_TABLE]);
+    for (uint32_t i = 0; i < p->n_seq; i++) {
+        s->seq[i].block  = s->lists + (size_t)i * 2 * s->blocks_max;
+        s->seq[i].iblock = s->seq[i].block + s->blocks_max;
+    }
+    return KVD_OK;
+}
+
+static void fill_stacks(kv_store *s)
+{
+    const uint64_t index_bytes =
+        s->params.sparse ? (uint64_t)s->params.n_layer * s->params.n_kv_head * s->index.head_stride
+                         : 0;
+
+    for (uint64_t i = 0; i < s->sizes.n_raw; i++)
+        s->free_stack[i] = (s->sizes.n_raw - 1 - i) * s->sizes.block_bytes;
+    for (uint64_t i = 0; i < s->sizes.n_block; i++)
+        s->ifree_stack[i] = (s->sizes.n_block - 1 - i) * index_bytes;
+    for (uint64_t i = 0; i < s->n_hrecord; i++)
+        s->hfree_stack[i] = (uint32_t)(s->n_hrecord - 1 - i);
+    s->n_free  = s->sizes.n_raw;
+    s->n_ifree = s->sizes.n_block;
+    s->n_hfree = s->n_hrecord;
+}
+
+static kvd_status alloc_memory(kv_store *s, kvd_err *err)
+{
+    const kvd_backend_ops *ops = s->be->ops;
+    const uint64_t        *z   = s->sizes.bytes;
+
+    s->window_off = z[KV_BUF_RAW];
+    s->stage_off  = s->window_off + z[KV_BUF_WINDOW];
+    KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, s->stage_off + z[KV_BUF_STAGE], &s->pool, err));
+    KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, z[KV_BUF_INDEX], &s->landmarks, err));
+    KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, z[KV_BUF_MAP], &s->map, err));
+    return ops->mem_alloc(s->be, KVD_MEM_PINNED, z[KV_BUF_HOST], &s->host, err);
 }
 
 kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kvd_err *err)
@@ -90,36 +116,36 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
 
     *out = NULL;
     KVD_TRY(kv_plan(p, &sizes, err));
+    if (!sizes.resident &&
+        sizes.n_block * p->n_layer * p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) >=
+            KV_NO_HOST)
+        return kvd_fail(err, KVD_E_INVAL, 0, "KV cache: more than 2^32 records");
     s = kvd_calloc(1, sizeof(*s));
     if (!s)
         return kvd_fail(err, KVD_E_NOMEM, 0, "KV cache: no memory for its metadata");
-    s->be         = be;
-    s->params     = *p;
-    s->sizes      = sizes;
-    s->blocks_max = blocks_for(p->n_ctx);
-    s->seq        = kvd_calloc(p->n_seq, sizeof(*s->seq));
-    s->lists      = kvd_calloc((size_t)p->n_seq * s->blocks_max, sizeof(*s->lists));
-    s->free_stack = kvd_calloc(sizes.n_block, sizeof(*s->free_stack));
-    if (!s->seq || !s->lists || !s->free_stack) {
-        st = kvd_fail(err, KVD_E_NOMEM, 0,
-                      "KV cache: no memory for its metadata (%" PRIu64 " bytes)", sizes.host_bytes);
-        goto fail;
-    }
-    for (uint32_t i = 0; i < p->n_seq; i++)
-        s->seq[i].block = s->lists + (size_t)i * s->blocks_max;
-    for (uint64_t i = 0; i < sizes.n_block; i++)
-        s->free_stack[i] = (sizes.n_block - 1 - i) * sizes.block_bytes;
-    s->n_free = sizes.n_block;
+    s->be           = be;
+    s->params       = *p;
+    s->sizes        = sizes;
+    s->policy       = (kv_policy){ .alpha = 0.5f };
+    s->blocks_max   = blocks_for(p->n_ctx);
+    s->block_chunks = KV_BLOCK_TOKENS / p->chunk_tokens;
+    s->n_chunk_max  = s->blocks_max * s->block_chunks;
+    s->sinks        = p->n_sink / p->chunk_tokens;
+    s->slots_max    = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
+    s->copies_max   = sizes.resident ? 0 : kv_copies_max(p);
 
-    st = be->ops->mem_alloc(be, KVD_MEM_DEVICE, sizes.pool_bytes, &s->pool, err);
-    if (st != KVD_OK)
-        goto fail;
-    layout_init(s);
+    st = alloc_tables(s, err);
+    if (st == KVD_OK)
+        st = alloc_memory(s, err);
+    if (st != KVD_OK) {
+        kv_store_close(s);
+        return st;
+    }
+    layouts_init(s);
+    fill_stacks(s);
+    kv_place_map(p, sizes.resident, s, s->map.ptr);
     *out = s;
     return KVD_OK;
-fail:
-    kv_store_close(s);
-    return st;
 }
 
 void kv_store_close(kv_store *s)
@@ -127,11 +153,21 @@ void kv_store_close(kv_store *s)
     if (!s)
         return;
     s->be->ops->mem_free(s->be, &s->pool);
-    kvd_free(s->free_stack);
-    kvd_free(s->lists);
+    s->be->ops->mem_free(s->be, &s->landmarks);
+    s->be->ops->mem_free(s->be, &s->map);
+    s->be->ops->mem_free(s->be, &s->host);
     kvd_free(s->seq);
+    kvd_free(s->lists);
+    kvd_free(s->stage_block);
+    kvd_free(s->free_stack);
+    kvd_free(s->ifree_stack);
+    kvd_free(s->hfree_stack);
+    kvd_free(s->lane_select);
+    kvd_free(s->lane_hit);
     kvd_free(s);
 }
+
+/* ---- sequences ---------------------------------------------------------------------- */
 
 uint32_t kv_seq_len(const kv_store *s, uint32_t seq)
 {
@@ -149,13 +185,37 @@ uint64_t kv_capacity_tokens(const kv_store *s)
     return s->sizes.n_block * KV_BLOCK_TOKENS;
 }
 
+bool kv_resident(const kv_store *s)
+{
+    return s->sizes.resident;
+}
+
 /* Gives back the blocks beyond the first n_keep, latest first, so that they are taken again in the
  * order they had. */
-static void drop_blocks(kv_store *s, kv_seq *q, uint32_t n_keep)
+static void drop_blocks(kv_store *s, uint32_t seq, uint32_t n_keep)
 {
-    while (q->n_block > n_keep)
-        s->free_stack[s->n_free++] = q->block[--q->n_block];
-    kvd_assert_dbg(s->n_free <= s->sizes.n_block);
+    kv_seq *q = &s->seq[seq];
+
+    while (q->n_block > n_keep) {
+        const uint32_t b = --q->n_block;
+
+        if (b < q->n_sealed / KV_BLOCK_TOKENS) {
+            kv_unmap_block(s, seq, b);
+            q->n_sealed = b * KV_BLOCK_TOKENS;
+        }
+        if (q->block[b] != KV_NO_BLOCK)
+            s->free_stack[s->n_free++] = q->block[b];
+        s->n_held--;
+    }
+    kvd_assert_dbg(s->n_free <= s->sizes.n_raw);
+}
+
+static kvd_status refuse_blocks(const kv_store *s, uint32_t seq, uint32_t more, kvd_err *err)
+{
+    return kvd_fail(err, KVD_E_FULL, 0,
+                    "KV cache is full: sequence %u needs %u more blocks of %u tokens, %" PRIu64
+                    " of %" PRIu64 " are free",
+                    seq, more, KV_BLOCK_TOKENS, s->sizes.n_block - s->n_held, s->sizes.n_block);
 }
 
 kvd_status kv_seq_reserve(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err)
@@ -164,7 +224,7 @@ kvd_status kv_seq_reserve(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *er
     const uint32_t n_ctx = s->params.n_ctx;
     uint32_t       need;
 
-    kvd_assert(seq < s->params.n_seq);
+    kvd_assert(seq < s->params.n_seq && (s->sizes.resident || n_new <= s->params.n_batch));
     q = &s->seq[seq];
     if (n_new > n_ctx - q->len)
         return kvd_fail(err, KVD_E_FULL, 0,
@@ -172,13 +232,15 @@ kvd_status kv_seq_reserve(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *er
                         "tokens (-c)",
                         seq, q->len, n_new, n_ctx);
     need = blocks_for((uint64_t)q->len + n_new);
-    if (need > q->n_block && need - q->n_block > s->n_free)
-        return kvd_fail(err, KVD_E_FULL, 0,
-                        "KV cache is full: sequence %u needs %u more blocks of %u tokens, %" PRIu64
-                        " of %" PRIu64 " are free",
-                        seq, need - q->n_block, KV_BLOCK_TOKENS, s->n_free, s->sizes.n_block);
-    while (q->n_block < need)
+    if (need > q->n_block && need - q->n_block > s->sizes.n_block - s->n_held)
+        return refuse_blocks(s, seq, need - q->n_block, err);
+    if (need > q->n_block && need - q->n_block > s->n_free) /* sealing has failed before */
+        return kvd_fail(err, KVD_E_FULL, 0, "KV cache: sequence %u has tokens that were not sealed",
+                        seq);
+    while (q->n_block < need) {
         q->block[q->n_block++] = s->free_stack[--s->n_free];
+        s->n_held++;
+    }
     return KVD_OK;
 }
 
@@ -196,19 +258,28 @@ void kv_seq_commit(kv_store *s, uint32_t seq, uint32_t n_new)
 void kv_seq_release(kv_store *s, uint32_t seq)
 {
     kvd_assert(seq < s->params.n_seq);
-    drop_blocks(s, &s->seq[seq], blocks_for(s->seq[seq].len));
+    drop_blocks(s, seq, blocks_for(s->seq[seq].len));
 }
 
-void kv_seq_truncate(kv_store *s, uint32_t seq, uint32_t n_keep)
+void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep)
 {
+    kvd_err err = { 0 };
     kv_seq *q;
 
     kvd_assert(seq < s->params.n_seq);
     q = &s->seq[seq];
     kvd_assert(n_keep <= q->len);
     s->n_used -= q->len - n_keep;
-    q->len = n_keep;
-    drop_blocks(s, q, blocks_for(n_keep));
+    q->len  = n_keep;
+    q->step = 0; /* the window may hold what is gone: the next step fills it anew */
+    drop_blocks(s, seq, blocks_for(n_keep));
+    if (kv_unseal(s, st, seq, kv_sealed_at(&s->params, n_keep), &err) == KVD_OK)
+        return;
+    kvd_log(KVD_LOG_WARN, "sequence %u: %s; its tokens from %u on are evaluated again", seq,
+            err.msg, q->n_sealed - KV_BLOCK_TOKENS);
+    s->n_used -= q->len - (q->n_sealed - KV_BLOCK_TOKENS);
+    q->len = q->n_sealed - KV_BLOCK_TOKENS;
+    drop_blocks(s, seq, blocks_for(q->len));
 }
 
 kvd_kv_layout kv_layout(const kv_store *s, uint32_t layer)
@@ -226,17 +297,79 @@ const uint64_t *kv_seq_blocks(const kv_store *s, uint32_t seq)
     return s->seq[seq].block;
 }
 
-/* How often the block at this offset is held; invariant (1) wants one. */
-static uint32_t holders(const kv_store *s, uint64_t off)
-{
-    uint32_t n = 0;
+/* ---- looking in --------------------------------------------------------------------- */
 
-    for (uint64_t i = 0; i < s->n_free; i++)
-        n += s->free_stack[i] == off;
-    for (uint32_t i = 0; i < s->params.n_seq; i++)
-        for (uint32_t j = 0; j < s->seq[i].n_block; j++)
-            n += s->seq[i].block[j] == off;
-    return n;
+void kv_get_counts(const kv_store *s, kv_counts *out)
+{
+    *out = s->counts;
+}
+
+void kv_reset_counts(kv_store *s)
+{
+    const size_t lanes = (size_t)s->params.n_layer * s->params.n_kv_head;
+
+    s->counts = (kv_counts){ 0 };
+    memset(s->lane_select, 0, lanes * sizeof(*s->lane_select));
+    memset(s->lane_hit, 0, lanes * sizeof(*s->lane_hit));
+}
+
+void kv_lane_counts(const kv_store *s, uint32_t layer, uint32_t kv_head, uint64_t *n_select,
+                    uint64_t *n_hit)
+{
+    const size_t i = (size_t)layer * s->params.n_kv_head + kv_head;
+
+    kvd_assert(layer < s->params.n_layer && kv_head < s->params.n_kv_head);
+    *n_select = s->lane_select[i];
+    *n_hit    = s->lane_hit[i];
+}
+
+/* How often the value is on the stack. */
+static uint32_t on_stack(const uint64_t *stack, uint64_t n, uint64_t value)
+{
+    uint32_t found = 0;
+
+    for (uint64_t i = 0; i < n; i++)
+        found += stack[i] == value;
+    return found;
+}
+
+/* Holders of raw block number i and of index block number i; invariant (1) wants one each. */
+static void check_block(const kv_store *s, uint64_t i)
+{
+    const uint64_t off = i * s->sizes.block_bytes;
+    const uint64_t index_bytes =
+        (uint64_t)s->params.n_layer * s->params.n_kv_head * s->index.head_stride;
+    uint32_t raw = on_stack(s->free_stack, s->n_free, off), index = 0;
+
+    for (uint32_t q = 0; q < s->params.n_seq; q++) {
+        for (uint32_t b = 0; b < s->seq[q].n_block; b++) {
+            raw += s->seq[q].block[b] == off;
+            if (b < s->seq[q].n_sealed / KV_BLOCK_TOKENS)
+                index += s->seq[q].iblock[b] == i * index_bytes;
+        }
+    }
+    kvd_assert(i >= s->sizes.n_raw || raw == 1);
+    kvd_assert(!s->params.sparse ||
+               index + on_stack(s->ifree_stack, s->n_ifree, i * index_bytes) == 1);
+}
+
+/* Invariant (4), and that host records are held as often as they are missing from the stack. */
+static void check_sealed(const kv_store *s)
+{
+    uint64_t sealed = 0;
+
+    for (uint32_t i = 0; i < s->params.n_seq; i++) {
+        const kv_seq *q = &s->seq[i];
+
+        kvd_assert(q->n_sealed % KV_BLOCK_TOKENS == 0 && q->n_sealed <= q->len);
+        for (uint32_t b = 0; b < q->n_block; b++)
+            kvd_assert((q->block[b] == KV_NO_BLOCK) ==
+                       (!s->sizes.resident && b < q->n_sealed / KV_BLOCK_TOKENS));
+        sealed += q->n_sealed / KV_BLOCK_TOKENS;
+    }
+    kvd_assert(s->sizes.resident || s->n_hrecord - s->n_hfree == sealed * s->params.n_layer *
+                                                                     s->params.n_kv_head *
+                                                                     s->block_chunks);
 }
 
 void kv_check(const kv_store *s)
@@ -244,12 +377,13 @@ void kv_check(const kv_store *s)
     uint64_t used = 0, held = 0;
 
     for (uint64_t i = 0; i < s->sizes.n_block; i++)
-        kvd_assert(holders(s, i * s->sizes.block_bytes) == 1); /* (1) */
+        check_block(s, i);
+    check_sealed(s);
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         kvd_assert(blocks_for(s->seq[i].len) <= s->seq[i].n_block); /* (2) */
         used += s->seq[i].len;
         held += s->seq[i].n_block;
     }
-    kvd_assert(used == s->n_used); /* (3) */
-    kvd_assert(held + s->n_free == s->sizes.n_block);
+    kvd_assert(used == s->n_used && held == s->n_held); /* (3) */
+    kv_check_windows(s);
 }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_kv.c - the KV store against a flat array.
+/* test_kv.c - the KV store against a flat array, and tiers against no tiers.
  *
  * Random operations on several sequences; the model keeps for each sequence the stamps of its
  * tokens.  Rows are written through the backend's append with the stamp in every element and read
- * back through the layout, so blocks that were handed out twice, lost or mixed up show as a wrong
- * stamp.  kv_check() recounts after every step. */
+ * back through the layout, so blocks and records that were handed out twice, lost or mixed up show
+ * as a wrong stamp.  The same walk runs over several stores side by side: everything resident, and
+ * with small device tiers.  Sparse steps must give the same bits in all of them.  kv_check()
+ * recounts after every step. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -16,7 +18,18 @@
 
 #include "kv/kv.h"
 
-enum { N_LAYER = 2, N_KV = 3, HEAD = 8, N_SEQ = 4, N_CTX = 1500, N_TOKEN = 4000, N_STEP = 1500 };
+enum {
+    N_LAYER = 6,
+    N_KV    = 3,
+    N_HEAD  = 6,
+    HEAD    = 16,
+    N_SEQ   = 4,
+    N_CTX   = 3000,
+    N_TOKEN = 6144,
+    N_BATCH = 300,
+    N_STEP  = 700,
+    N_STORE = 3
+};
 
 static uint64_t seed;
 
@@ -25,156 +38,364 @@ typedef struct flat {
     float    stamp[N_SEQ][N_CTX];
 } flat;
 
-static float row_value(const kv_store *s, uint32_t layer, uint32_t head, uint32_t seq, uint32_t t,
-                       bool v_row)
-{
-    const kvd_kv_layout l   = kv_layout(s, layer);
-    const uint8_t      *rec = (const uint8_t *)l.pool + kv_seq_blocks(s, seq)[t / l.block_tokens] +
-                         l.lane_off + head * l.head_stride +
-                         (t % l.block_tokens) / l.chunk_tokens * l.record_bytes;
-    const uint32_t row = t % l.chunk_tokens + (v_row ? l.chunk_tokens : 0);
-    uint16_t       h;
-    float          f;
+typedef struct world {
+    kvd_backend *be;
+    kvd_stream  *st;
+    kv_store    *store[N_STORE];
+    uint32_t     n_store;
+    bool         sparse;
+    kvd_rng      rng;
+    flat         f;
+    uint32_t     next;
+} world;
 
-    if (l.type == KVD_DTYPE_F32) {
-        memcpy(&f, rec + (size_t)row * l.head_dim * 4, 4);
+static float element(const kvd_kv_layout *l, const uint8_t *row)
+{
+    uint16_t h;
+    float    f;
+
+    if (l->type == KVD_DTYPE_F32) {
+        memcpy(&f, row, 4);
         return f;
     }
-    memcpy(&h, rec + (size_t)row * l.head_dim * 2, 2);
+    memcpy(&h, row, 2);
     return kvd_bf16_to_f32(h);
 }
 
-/* Writes n rows for a sequence: K is the stamp, V its negative, plus the lane's number. */
-static void write_rows(kvd_backend *be, kvd_stream *st, kv_store *s, uint32_t seq,
-                       const float *stamp, uint32_t n)
+static float row_value(const kvd_kv_layout *l, const uint64_t *block, uint32_t head, uint32_t t,
+                       bool v_row)
+{
+    const uint8_t *rec = (const uint8_t *)l->pool + block[t / l->block_tokens] + l->lane_off +
+                         head * l->head_stride +
+                         (t % l->block_tokens) / l->chunk_tokens * l->record_bytes;
+    const uint32_t row = t % l->chunk_tokens + (v_row ? l->chunk_tokens : 0);
+
+    return element(l, rec + (size_t)row * l->head_dim * (l->type == KVD_DTYPE_F32 ? 4 : 2));
+}
+
+/* Elements differ inside a row, so that scores and sums mean something; the first is the stamp. */
+static float spread(float stamp, uint32_t i, uint32_t head, bool v)
+{
+    if (i == 0)
+        return v ? -stamp : stamp;
+    return (float)((int)((uint32_t)stamp * 7 + i * 13 + head * 5 + (v ? 3 : 0)) % 17 - 8) / 8.0f;
+}
+
+/* Writes n rows for a sequence in all layers. */
+static void write_rows(world *w, kv_store *s, uint32_t seq, const float *stamp, uint32_t n)
 {
     const kvd_kv_seq part = { .n_row  = n,
                               .n_past = kv_seq_len(s, seq),
                               .block  = kv_seq_blocks(s, seq) };
-    float *k = calloc((size_t)n * N_KV * HEAD, sizeof(*k)), *v = calloc((size_t)n * N_KV * HEAD, 4);
+    const size_t     row  = (size_t)N_KV * HEAD;
+    float           *k = calloc(n * row, sizeof(*k)), *v = calloc(n * row, sizeof(*v));
 
+    for (uint32_t i = 0; i < n * row; i++) {
+        const uint32_t h = i / HEAD % N_KV;
+
+        k[i] = spread(stamp[i / row], i % HEAD, h, false);
+        v[i] = spread(stamp[i / row], i % HEAD, h, true);
+    }
     for (uint32_t il = 0; il < N_LAYER; il++) {
         kvd_kv_append_args a = { .n_seq    = 1,
                                  .seq      = &part,
                                  .kv       = kv_layout(s, il),
-                                 .k_stride = N_KV * HEAD,
-                                 .v_stride = N_KV * HEAD,
+                                 .k_stride = row,
+                                 .v_stride = row,
                                  .k        = k,
                                  .v        = v };
 
-        for (uint32_t i = 0; i < n * N_KV * HEAD; i++) {
-            k[i] = stamp[i / (N_KV * HEAD)];
-            v[i] = -k[i];
-        }
-        assert_int_equal(be->ops->kv_append(st, &a, NULL), KVD_OK);
+        assert_int_equal(w->be->ops->kv_append(w->st, &a, NULL), KVD_OK);
     }
     free(k);
     free(v);
 }
 
-static void compare(const kv_store *s, const flat *f)
+static void compare_seq(world *w, kv_store *s, uint32_t q)
+{
+    assert_int_equal(kv_seq_len(s, q), w->f.len[q]);
+    for (uint32_t il = 0; il < N_LAYER && w->f.len[q] > 0; il++) {
+        const uint64_t *block;
+        kvd_kv_layout   l;
+
+        assert_int_equal(kv_dense_view(s, w->st, il, q, &l, &block, NULL), KVD_OK);
+        for (uint32_t t = il; t < w->f.len[q]; t += 1 + t % 7) {
+            assert_true(row_value(&l, block, t % N_KV, t, false) == w->f.stamp[q][t]);
+            assert_true(row_value(&l, block, t % N_KV, t, true) == -w->f.stamp[q][t]);
+        }
+    }
+}
+
+static void compare(world *w)
 {
     uint64_t used = 0;
 
+    for (uint32_t q = 0; q < N_SEQ; q++)
+        used += w->f.len[q];
+    for (uint32_t i = 0; i < w->n_store; i++) {
+        assert_int_equal(kv_used_tokens(w->store[i]), used);
+        for (uint32_t q = 0; q < N_SEQ; q++)
+            compare_seq(w, w->store[i], q);
+    }
+}
+
+/* ---- operations -------------------------------------------------------------------- */
+
+static void new_stamps(world *w, float *stamp, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        stamp[i] = (float)(w->next++ % 256); /* exact in bf16 */
+}
+
+/* A prompt, or a failed one.  Returns whether there was room, the same in all stores. */
+static bool op_prompt(world *w, uint32_t q, uint32_t n)
+{
+    const bool       fails = kvd_rng_below(&w->rng, 5) == 0;
+    float            stamp[N_BATCH];
+    const kvd_status st = kv_seq_reserve(w->store[0], q, n, NULL);
+
+    new_stamps(w, stamp, n);
+    for (uint32_t i = 0; i < w->n_store; i++) {
+        kv_store *s = w->store[i];
+
+        assert_int_equal(i == 0 ? st : kv_seq_reserve(s, q, n, NULL), st);
+        if (st != KVD_OK)
+            continue;
+        write_rows(w, s, q, stamp, n);
+        if (fails) {
+            kv_seq_release(s, q);
+            continue;
+        }
+        kv_seq_commit(s, q, n);
+        assert_int_equal(kv_seq_seal(s, w->st, q, false, NULL), KVD_OK);
+        if (w->sparse)
+            kv_seq_admit(s, q, 64 + q * 16, 2.0f);
+    }
+    if (st == KVD_OK && !fails) {
+        assert_true(w->f.len[q] + n <= N_CTX);
+        memcpy(w->f.stamp[q] + w->f.len[q], stamp, n * sizeof(float));
+        w->f.len[q] += n;
+    }
+    return st == KVD_OK;
+}
+
+static void op_truncate(world *w, uint32_t q)
+{
+    const uint32_t keep = (uint32_t)kvd_rng_below(&w->rng, w->f.len[q] + 1);
+
+    for (uint32_t i = 0; i < w->n_store; i++)
+        kv_seq_truncate(w->store[i], w->st, q, keep);
+    w->f.len[q] = keep;
+}
+
+/* The three stages in all layers over the rows in seq; out: [N_LAYER][row][N_HEAD * HEAD]. */
+static void run_step(world *w, kv_store *s, const uint32_t *seq, uint32_t n, const float *query,
+                     float *out)
+{
+    const uint32_t row[N_SEQ] = { 0, 1, 2, 3 };
+
+    for (uint32_t il = 0; il < N_LAYER; il++) {
+        const kv_query q = { .layer      = il,
+                             .n_row      = n,
+                             .seq        = seq,
+                             .row        = row,
+                             .q_stride   = N_HEAD * HEAD,
+                             .out_stride = N_HEAD * HEAD,
+                             .q          = query + il,
+                             .out        = out + (size_t)il * N_SEQ * N_HEAD * HEAD,
+                             .scale      = 0.25f };
+
+        assert_int_equal(kv_select(s, w->st, &q, NULL), KVD_OK);
+        assert_int_equal(kv_fetch(s, w->st, &q, NULL), KVD_OK);
+        assert_int_equal(kv_attend(s, w->st, &q, NULL), KVD_OK);
+    }
+}
+
+/* One new token for every sequence that is sparse, in one batch. */
+static uint32_t op_step(world *w)
+{
+    static float query[N_SEQ * N_HEAD * HEAD + N_LAYER], out[2][N_LAYER * N_SEQ * N_HEAD * HEAD];
+    uint32_t     seq[N_SEQ], n = 0;
+    float        stamp[N_SEQ];
+
     for (uint32_t q = 0; q < N_SEQ; q++) {
-        assert_int_equal(kv_seq_len(s, q), f->len[q]);
-        used += f->len[q];
-        for (uint32_t t = 0; t < f->len[q]; t += 1 + t % 7) {
-            const uint32_t il = t % N_LAYER, h = t % N_KV;
+        if (kv_seq_sparse(w->store[0], q) && kv_seq_reserve(w->store[0], q, 1, NULL) == KVD_OK)
+            seq[n++] = q;
+    }
+    new_stamps(w, stamp, n);
+    for (uint32_t i = 0; i < KVD_COUNTOF(query); i++)
+        query[i] = kvd_rng_f32(&w->rng) * 4.0f - 2.0f;
+    for (uint32_t i = 0; i < w->n_store && n > 0; i++) {
+        kv_store *s = w->store[i];
 
-            assert_true(row_value(s, il, h, q, t, false) == f->stamp[q][t]);
-            assert_true(row_value(s, il, h, q, t, true) == -f->stamp[q][t]);
+        for (uint32_t k = 0; k < n; k++) {
+            assert_int_equal(kv_seq_reserve(s, seq[k], 1, NULL), KVD_OK);
+            write_rows(w, s, seq[k], &stamp[k], 1);
+        }
+        run_step(w, s, seq, n, query, out[i > 0]);
+        if (i > 0)
+            assert_memory_equal(out[1], out[0], sizeof(out[0]));
+        for (uint32_t k = 0; k < n; k++) {
+            kv_seq_commit(s, seq[k], 1);
+            assert_int_equal(kv_seq_seal(s, w->st, seq[k], true, NULL), KVD_OK);
         }
     }
-    assert_int_equal(kv_used_tokens(s), used);
+    for (uint32_t k = 0; k < n; k++)
+        w->f.stamp[seq[k]][w->f.len[seq[k]]++] = stamp[k];
+    return n;
 }
 
-static void random_walk(kvd_dtype type)
-{
-    const kv_params          p  = { .n_layer   = N_LAYER,
-                                    .n_kv_head = N_KV,
-                                    .head_dim  = HEAD,
-                                    .n_seq     = N_SEQ,
-                                    .n_ctx     = N_CTX,
-                                    .n_token   = N_TOKEN,
-                                    .type      = type };
-    const kvd_backend_params bp = { .name = "ref" };
-    kvd_backend             *be;
-    kvd_stream              *st;
-    kv_store                *s;
-    kvd_rng                  r;
-    flat                    *f    = calloc(1, sizeof(*f));
-    uint32_t                 next = 1, n_full = 0;
+/* ---- walks ------------------------------------------------------------------------- */
 
-    kvd_rng_seed(&r, seed);
-    assert_int_equal(kvd_backend_open(&be, &bp, NULL), KVD_OK);
-    assert_int_equal(be->ops->stream_open(be, &st, NULL), KVD_OK);
-    assert_int_equal(kv_store_open(&s, be, &p, NULL), KVD_OK);
+static kv_params walk_params(kvd_dtype type, bool sparse)
+{
+    return (kv_params){ .n_layer       = N_LAYER,
+                        .n_head        = N_HEAD,
+                        .n_kv_head     = N_KV,
+                        .head_dim      = HEAD,
+                        .n_seq         = N_SEQ,
+                        .n_ctx         = N_CTX,
+                        .n_token       = N_TOKEN,
+                        .n_batch       = N_BATCH,
+                        .type          = type,
+                        .chunk_tokens  = 4,
+                        .n_sink        = 16,
+                        .n_local       = 64,
+                        .sparse        = sparse,
+                        .index         = { .kind         = KVD_INDEX_MEAN,
+                                           .elem         = KVD_INDEX_INT4,
+                                           .radius       = true,
+                                           .chunk_tokens = 4,
+                                           .block_tokens = KV_BLOCK_TOKENS,
+                                           .head_dim     = HEAD },
+                        .window_tokens = sparse ? 224 : 0 };
+}
+
+static void world_open(world *w, kvd_dtype type, bool sparse)
+{
+    const kvd_backend_params bp  = { .name = "cpu", .n_thread = 2 };
+    const kvd_backend_limits lim = { .n_token   = N_BATCH,
+                                     .n_seq     = N_SEQ,
+                                     .n_col     = 64,
+                                     .n_head    = N_HEAD,
+                                     .n_kv_head = N_KV,
+                                     .head_dim  = HEAD,
+                                     .n_ctx     = N_CTX,
+                                     .n_chunk   = N_CTX / 4 + 64,
+                                     .n_slot    = 64 };
+    kv_params                p   = walk_params(type, sparse);
+    kv_sizes                 z;
+
+    memset(w, 0, sizeof(*w));
+    w->next   = 1;
+    w->sparse = sparse;
+    kvd_rng_seed(&w->rng, seed);
+    assert_int_equal(kvd_backend_open(&w->be, &bp, NULL), KVD_OK);
+    assert_int_equal(w->be->ops->stream_open(w->be, &w->st, NULL), KVD_OK);
+    assert_int_equal(w->be->ops->reserve(w->be, &lim, NULL), KVD_OK);
+    for (w->n_store = 0; w->n_store < N_STORE; w->n_store++) {
+        p.n_batch = N_BATCH + (w->n_store == 2 ? 100 : 0); /* other offsets everywhere */
+        assert_int_equal(kv_store_open(&w->store[w->n_store], w->be, &p, NULL), KVD_OK);
+        assert_int_equal(kv_resident(w->store[w->n_store]), w->n_store == 0);
+        p.device_bytes = 1;
+        assert_int_equal(kv_plan(&p, &z, NULL), KVD_E_INVAL);
+        p.device_bytes = z.device_bytes * (20 + w->n_store) / 20;
+    }
+}
+
+static void world_close(world *w)
+{
+    for (uint32_t i = 0; i < w->n_store; i++)
+        kv_store_close(w->store[i]);
+    w->be->ops->stream_close(w->st);
+    kvd_backend_close(w->be);
+}
+
+static void random_walk(kvd_dtype type, bool sparse, const kv_policy *policy)
+{
+    static world w;
+    uint32_t     n_full = 0, n_step = 0;
+    kv_counts    c, c0;
+
+    world_open(&w, type, sparse);
+    for (uint32_t i = 0; i < w.n_store && policy; i++)
+        kv_set_policy(w.store[i], policy);
     for (int step = 0; step < N_STEP; step++) {
-        const uint32_t q = (uint32_t)kvd_rng_below(&r, N_SEQ);
-        const uint32_t n = (uint32_t)kvd_rng_below(&r, step % 3 ? 40 : 600);
-        float          stamp[600];
+        const uint32_t q  = (uint32_t)kvd_rng_below(&w.rng, N_SEQ);
+        const uint64_t op = kvd_rng_below(&w.rng, 10);
 
-        if (kvd_rng_below(&r, 10) < 2) {
-            const uint32_t keep = (uint32_t)kvd_rng_below(&r, f->len[q] + 1);
-
-            kv_seq_truncate(s, q, keep);
-            f->len[q] = keep;
-        } else if (kv_seq_reserve(s, q, n, NULL) == KVD_OK) {
-            assert_true(f->len[q] + n <= N_CTX);
-            for (uint32_t i = 0; i < n; i++)
-                stamp[i] = (float)(next++ % 256); /* exact in bf16 */
-            write_rows(be, st, s, q, stamp, n);
-            if (kvd_rng_below(&r, 5) == 0) { /* the evaluation failed */
-                kv_seq_release(s, q);
-            } else {
-                kv_seq_commit(s, q, n);
-                memcpy(f->stamp[q] + f->len[q], stamp, n * sizeof(float));
-                f->len[q] += n;
-            }
-        } else {
-            n_full++;
-        }
-        kv_check(s);
-        if (step % 50 == 0)
-            compare(s, f);
+        if (op < 1)
+            op_truncate(&w, q);
+        else if (op < 4 || !sparse)
+            n_full += !op_prompt(&w, q, (uint32_t)kvd_rng_below(&w.rng, op % 2 ? 40 : N_BATCH));
+        else
+            n_step += op_step(&w);
+        for (uint32_t i = 0; i < w.n_store; i++)
+            kv_check(w.store[i]);
+        if (step % 25 == 0)
+            compare(&w);
     }
-    compare(s, f);
-    assert_true(n_full > 0); /* the walk reached the limits */
-    kv_store_close(s);
-    be->ops->stream_close(st);
-    kvd_backend_close(be);
-    free(f);
+    compare(&w);
+    assert_true(sparse || n_full > 0); /* the walk reached the limits */
+    kv_get_counts(w.store[0], &c0);
+    kv_get_counts(w.store[w.n_store - 1], &c);
+    assert_true(c.bytes_down > 0 && c0.bytes_down == 0);
+    if (sparse) { /* steps, misses, evictions and generated blocks all came to pass */
+        assert_true(n_step > 100 && c.n_miss > 0 && c.n_evict > 0 && c.n_grown > 0);
+        assert_true(c.n_hit == c0.n_hit && c.n_urgent == c0.n_urgent && c.bytes_up > 0);
+    }
+    world_close(&w);
 }
 
-static void test_random_walk_bf16(void **state)
+static void test_random_walk_dense(void **state)
 {
     (void)state;
-    random_walk(KVD_DTYPE_BF16);
+    random_walk(KVD_DTYPE_BF16, false, NULL);
+    random_walk(KVD_DTYPE_F32, false, NULL);
 }
 
-static void test_random_walk_f32(void **state)
+static void test_random_walk_sparse(void **state)
 {
     (void)state;
-    random_walk(KVD_DTYPE_F32);
+    random_walk(KVD_DTYPE_BF16, true, NULL);
+    random_walk(KVD_DTYPE_F32, true, NULL);
+}
+
+static void test_random_walk_policies(void **state)
+{
+    (void)state;
+    for (int evict = 0; evict < KVD_EVICT_POLICY_COUNT; evict++) {
+        const kv_policy p = { .evict    = (kvd_evict_policy)evict,
+                              .alpha    = evict % 2 ? 1.0f : 0.5f,
+                              .strict   = evict % 2,
+                              .selected = evict / 2 % 2 };
+
+        random_walk(KVD_DTYPE_BF16, true, &p);
+    }
 }
 
 static void test_limits_are_named(void **state)
 {
-    const kv_params          p  = { .n_layer   = 1,
-                                    .n_kv_head = 1,
-                                    .head_dim  = 16,
-                                    .n_seq     = 2,
-                                    .n_ctx     = 1024,
-                                    .n_token   = 1024,
-                                    .type      = KVD_DTYPE_BF16 };
+    const kv_params          p  = { .n_layer      = 1,
+                                    .n_head       = 1,
+                                    .n_kv_head    = 1,
+                                    .head_dim     = 16,
+                                    .n_seq        = 2,
+                                    .n_ctx        = 1024,
+                                    .n_token      = 1024,
+                                    .n_batch      = 1024,
+                                    .type         = KVD_DTYPE_BF16,
+                                    .chunk_tokens = 4,
+                                    .n_local      = 64 };
     const kvd_backend_params bp = { .name = "ref" };
     kvd_backend             *be;
+    kvd_stream              *st;
     kv_store                *s;
     kvd_err                  err = { 0 };
 
     (void)state;
     assert_int_equal(kvd_backend_open(&be, &bp, NULL), KVD_OK);
+    assert_int_equal(be->ops->stream_open(be, &st, NULL), KVD_OK);
     assert_int_equal(kv_store_open(&s, be, &p, NULL), KVD_OK);
     assert_int_equal(kv_seq_reserve(s, 0, 1025, &err), KVD_E_FULL);
     assert_non_null(strstr(err.msg, "1024"));
@@ -183,21 +404,26 @@ static void test_limits_are_named(void **state)
     assert_int_equal(kv_seq_reserve(s, 1, 300, &err), KVD_E_FULL); /* two blocks, one is free */
     assert_non_null(strstr(err.msg, "sequence 1"));
     kv_check(s);
-    kv_seq_truncate(s, 0, 0);
+    kv_seq_truncate(s, st, 0, 0);
     assert_int_equal(kv_seq_reserve(s, 1, 1024, &err), KVD_OK);
     kv_store_close(s);
+    be->ops->stream_close(st);
     kvd_backend_close(be);
 }
 
 static void test_plan_refuses_what_wraps(void **state)
 {
-    const kv_params p = { .n_layer   = 1024,
-                          .n_kv_head = 4096,
-                          .head_dim  = 1024,
-                          .n_seq     = 4096,
-                          .n_ctx     = 1u << 30,
-                          .n_token   = UINT64_MAX / 2,
-                          .type      = KVD_DTYPE_BF16 };
+    const kv_params p = { .n_layer      = 1024,
+                          .n_head       = 4096,
+                          .n_kv_head    = 4096,
+                          .head_dim     = 1024,
+                          .n_seq        = 4096,
+                          .n_ctx        = 1u << 30,
+                          .n_token      = UINT64_MAX / 2,
+                          .n_batch      = 1,
+                          .type         = KVD_DTYPE_BF16,
+                          .chunk_tokens = 4,
+                          .n_local      = 64 };
     kv_sizes        sz;
     kvd_err         err = { 0 };
 
@@ -205,13 +431,32 @@ static void test_plan_refuses_what_wraps(void **state)
     assert_int_equal(kv_plan(&p, &sz, &err), KVD_E_INVAL);
 }
 
+/* A tier that is too small is refused with the bytes that would do and what they are for. */
+static void test_small_tiers_are_refused(void **state)
+{
+    kv_params p   = walk_params(KVD_DTYPE_BF16, true);
+    kvd_err   err = { 0 };
+    kv_sizes  z;
+
+    (void)state;
+    assert_int_equal(kv_plan(&p, &z, NULL), KVD_OK);
+    p.device_bytes = 1000;
+    assert_int_equal(kv_plan(&p, &z, &err), KVD_E_INVAL);
+    assert_non_null(strstr(err.msg, "--kv-device"));
+    assert_false(z.resident);
+    p.device_bytes = z.device_bytes;
+    assert_int_equal(kv_plan(&p, &z, &err), KVD_OK); /* what it asked for is enough */
+    p.host_bytes = z.bytes[KV_BUF_HOST] - 1;
+    assert_int_equal(kv_plan(&p, &z, &err), KVD_E_INVAL);
+    assert_non_null(strstr(err.msg, "--kv-host"));
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_walk_bf16),
-        cmocka_unit_test(test_random_walk_f32),
-        cmocka_unit_test(test_limits_are_named),
-        cmocka_unit_test(test_plan_refuses_what_wraps),
+        cmocka_unit_test(test_random_walk_dense),    cmocka_unit_test(test_random_walk_sparse),
+        cmocka_unit_test(test_random_walk_policies), cmocka_unit_test(test_small_tiers_are_refused),
+        cmocka_unit_test(test_limits_are_named),     cmocka_unit_test(test_plan_refuses_what_wraps),
     };
 
     seed = argc == 3 && strcmp(argv[1], "--seed") == 0 ? strtoull(argv[2], NULL, 0)

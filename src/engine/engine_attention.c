@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine_attention.c - how generated tokens attend: the user's wishes completed and turned into the
+ * store's policy, and the admission of a sequence after its prompt.
+ *
+ * Thread: the session's. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+#define DENSE_BELOW_DEFAULT 16384u
+#define BUDGET_MIN          1024u /* of the default budget, tokens */
+#define BUDGET_MAX          4096u
+#define BUDGET_DIVISOR      16u
+#define CAP_DEFAULT         2.0f
+#define ALPHA_DEFAULT       0.5f
+
+/* ---- names -------------------------------------------------------------------------- */
+
+static const struct index_name {
+    const char    *name;
+    kvd_index_kind kind;
+    kvd_index_elem elem;
+} index_names[] = {
+    { "mean", KVD_INDEX_MEAN, KVD_INDEX_INT4 },
+    { "mean-std", KVD_INDEX_MEAN_STD, KVD_INDEX_BF16 },
+    { "box", KVD_INDEX_BOX, KVD_INDEX_BF16 },
+    { "cluster", KVD_INDEX_CLUSTER, KVD_INDEX_BF16 },
+    { "quant-k", KVD_INDEX_QUANT_K, KVD_INDEX_INT4 },
+    { "cascade", KVD_INDEX_CASCADE, KVD_INDEX_INT4 },
+};
+
+static const char *const elem_names[] = { "bf16", "int8", "int4", "int2" };
+
+/* Takes "-int4" off the end of name[0 .. *len), if it is there. */
+static bool take_elem(const char *name, size_t *len, kvd_index_elem *out)
+{
+    for (uint32_t i = 0; i < KVD_COUNTOF(elem_names); i++) {
+        const size_t n = strlen(elem_names[i]);
+
+        if (*len > n + 1 && name[*len - n - 1] == '-' &&
+            memcmp(name + *len - n, elem_names[i], n) == 0) {
+            *len -= n + 1;
+            *out = (kvd_index_elem)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static kvd_status parse_index(const char *name, uint32_t chunk_tokens, uint32_t head_dim,
+                              kvd_index_desc *d, kvd_err *err)
+{
+    static const char radius[] = "+radius";
+    const size_t      n_radius = sizeof(radius) - 1;
+    size_t            len      = strlen(name);
+    kvd_index_elem    elem;
+    bool              given;
+
+    *d = (kvd_index_desc){ .chunk_tokens = chunk_tokens,
+                           .block_tokens = KV_BLOCK_TOKENS,
+                           .head_dim     = head_dim,
+                           .key_elem     = KVD_INDEX_INT4 };
+    if (len > n_radius && memcmp(name + len - n_radius, radius, n_radius) == 0) {
+        d->radius = true;
+        len -= n_radius;
+    }
+    given = take_elem(name, &len, &elem);
+    for (uint32_t i = 0; i < KVD_COUNTOF(index_names); i++) {
+        if (strlen(index_names[i].name) != len || memcmp(index_names[i].name, name, len) != 0)
+            continue;
+        d->kind = index_names[i].kind;
+        d->elem = given ? elem : index_names[i].elem;
+        if (d->kind == KVD_INDEX_QUANT_K)
+            d->key_elem = d->elem;
+        if (kvd_index_valid(d))
+            return KVD_OK;
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "index \"%s\" with chunks of %u tokens and heads of %u elements is not one "
+                        "of those there are",
+                        name, chunk_tokens, head_dim);
+    }
+    return kvd_fail(err, KVD_E_INVAL, 0,
+                    "index \"%s\" is unknown; there are mean, mean-std, box, cluster, quant-k and "
+                    "cascade, with -bf16, -int8, -int4 or -int2 and +radius behind",
+                    name);
+}
+
+static kvd_status parse_rule(const char *name, kvd_gqa_rule *out, kvd_err *err)
+{
+    static const char *const names[] = { "mean", "max", "mean-chunks", "logits" };
+
+    for (uint32_t i = 0; i < KVD_COUNTOF(names); i++) {
+        if (strcmp(names[i], name) == 0) {
+            *out = (kvd_gqa_rule)i;
+            return KVD_OK;
+        }
+    }
+    return kvd_fail(err, KVD_E_INVAL, 0,
+                    "group rule \"%s\" is unknown; there are mean, max, mean-chunks and logits",
+                    name);
+}
+
+/* ---- completing --------------------------------------------------------------------- */
+
+static kvd_status check_numbers(const kvd_attention_params *p, kvd_err *err)
+{
+    if (p->mode < KVD_ATTENTION_AUTO || p->mode > KVD_ATTENTION_SPARSE ||
+        p->fetch < KVD_FETCH_DEFERRED || p->fetch > KVD_FETCH_STRICT ||
+        p->attend < KVD_ATTEND_WINDOW || p->attend > KVD_ATTEND_SELECTED ||
+        p->evict < KVD_EVICT_BY_EMA || p->evict > KVD_EVICT_BY_RANDOM)
+        return kvd_fail(err, KVD_E_INVAL, 0, "kvd_attention_params: a choice is out of range");
+    if (!(p->budget_share >= 0.0f && p->budget_share <= 1.0f))
+        return kvd_fail(err, KVD_E_INVAL, 0, "budget of %g of the prompt: expected 0 to 1",
+                        (double)p->budget_share);
+    if (!(p->cap >= 1.0f && p->cap <= 1024.0f))
+        return kvd_fail(err, KVD_E_INVAL, 0, "window of %g budgets (--cap): expected 1 to 1,024",
+                        (double)p->cap);
+    if (!(p->ema_alpha > 0.0f && p->ema_alpha <= 1.0f))
+        return kvd_fail(err, KVD_E_INVAL, 0, "ema_alpha is %g: expected more than 0, at most 1",
+                        (double)p->ema_alpha);
+    if (!(p->top_p >= 0.0f && p->top_p < 1.0f))
+        return kvd_fail(err, KVD_E_INVAL, 0, "top_p of the selection is %g: expected 0 to below 1",
+                        (double)p->top_p);
+    return KVD_OK;
+}
+
+kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t chunk_tokens,
+                                     uint32_t head_dim, engine_attention *out, kvd_err *err)
+{
+    kvd_attention_params *p    = &out->params;
+    kvd_gqa_rule          rule = KVD_GQA_MEAN_KEPT;
+
+    *p = *in;
+    if (p->dense_below == 0)
+        p->dense_below = DENSE_BELOW_DEFAULT;
+    if (p->cap == 0.0f)
+        p->cap = CAP_DEFAULT;
+    if (p->ema_alpha == 0.0f)
+        p->ema_alpha = ALPHA_DEFAULT;
+    KVD_TRY(check_numbers(p, err));
+    KVD_TRY(parse_index(p->index ? p->index : "mean-int4+radius", chunk_tokens, head_dim,
+                        &out->index, err));
+    KVD_TRY(parse_rule(p->group_rule ? p->group_rule : "mean", &rule, err));
+    p->index = p->group_rule = NULL; /* borrowed for this call only */
+    out->policy              = (kv_policy){ .evict    = p->evict == KVD_EVICT_BY_LRU ? KVD_EVICT_LRU
+                                                        : p->evict == KVD_EVICT_BY_LFU ? KVD_EVICT_LFU
+                                                        : p->evict == KVD_EVICT_BY_RANDOM ? KVD_EVICT_RANDOM
+                                                                                          : KVD_EVICT_EMA,
+                                            .rule     = rule,
+                                            .alpha    = p->evict == KVD_EVICT_BY_LOOKAHEAD ? 1.0f : p->ema_alpha,
+                                            .top_p    = p->top_p,
+                                            .strict   = p->fetch == KVD_FETCH_STRICT,
+                                            .selected = p->attend == KVD_ATTEND_SELECTED };
+    return KVD_OK;
+}
+
+/* Whether a prompt of n tokens is followed by sparse steps. */
+static bool is_sparse(const engine_attention *a, uint32_t n)
+{
+    return a->params.mode == KVD_ATTENTION_SPARSE ||
+           (a->params.mode == KVD_ATTENTION_AUTO && n >= a->params.dense_below);
+}
+
+bool engine_attention_sparse(const engine_attention *a, uint32_t n_ctx)
+{
+    return is_sparse(a, n_ctx);
+}
+
+uint32_t engine_attention_budget(const engine_attention *a, uint32_t n)
+{
+    const kvd_attention_params *p = &a->params;
+
+    if (p->budget)
+        return p->budget;
+    if (p->budget_share > 0.0f)
+        return (uint32_t)kvd_max_u64(1, (uint64_t)lround((double)n * (double)p->budget_share));
+    return (uint32_t)kvd_min_u64(BUDGET_MAX, kvd_max_u64(BUDGET_MIN, n / BUDGET_DIVISOR));
+}
+
+uint32_t engine_attention_window(const engine_attention *a, uint32_t n_ctx, uint32_t chunk_tokens)
+{
+    const uint64_t chunks = kvd_div_up(engine_attention_budget(a, n_ctx), chunk_tokens);
+    const uint64_t most   = kvd_div_up(n_ctx, chunk_tokens);
+    const double   window = ceil((double)chunks * (double)a->params.cap);
+
+    return (uint32_t)kvd_min_u64(kvd_max_u64(1, window < (double)most ? (uint64_t)window : most),
+                                 KVD_SLOT_NONE - 1) *
+           chunk_tokens;
+}
+
+/* ---- sequences ----------------------------------------------------------------------- */
+
+void engine_attention_admit(kvd_session *s, uint32_t seq)
+{
+    const uint32_t          n = kv_seq_len(s->kv, seq);
+    const engine_attention *a = &s->attention;
+
+    kv_seq_admit(s->kv, seq, s->sparse && is_sparse(a, n) ? engine_attention_budget(a, n) : 0,
+                 a->params.cap);
+}
+
+kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_params *p, kvd_err *err)
+{
+    const kvd_session_params *sp = &s->params;
+    engine_attention          a;
+    uint32_t                  window;
+
+    KVD_TRY(engine_attention_complete(p, sp->chunk_tokens,
+                                      model_get_hparams(s->model->net)->head_dim, &a, err));
+    window = engine_attention_window(&a, sp->n_ctx, sp->chunk_tokens);
+    if (engine_attention_sparse(&a, sp->n_ctx)) {
+        if (!s->sparse || window > s->window_tokens)
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "sparse attention with windows of %u tokens: the session was opened "
+                            "for %u",
+                            window, s->sparse ? s->window_tokens : 0);
+        KVD_TRY(kv_set_index(s->kv, s->model->stream, &a.index, err));
+    }
+    s->attention = a;
+    kv_set_policy(s->kv, &a.policy);
+    for (uint32_t i = 0; i < sp->n_seq; i++)
+        engine_attention_admit(s, i);
+    return KVD_OK;
+}

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_impl.h - private to kv/: the store's insides.
+ *
+ * kv_plan.c     sizes
+ * kv_store.c    open, blocks: who has which
+ * kv_seal.c     raw blocks to records and back
+ * kv_step.c     select, fetch, attend
+ *
+ * A *lane index* counts lanes of all sequences: (seq * n_layer + layer) * n_kv_head + head.  Arrays
+ * per chunk have n_chunk_max elements a lane and are written first when a chunk is sealed. */
+#ifndef KVD_KV_IMPL_H
+#define KVD_KV_IMPL_H
+
+#include "kv/kv.h"
+
+#define KV_NO_BLOCK UINT64_MAX
+#define KV_NO_HOST  UINT32_MAX
+
+typedef struct kv_seq {
+    uint32_t  len;      /* committed tokens */
+    uint32_t  n_block;  /* entries of the lists in use */
+    uint32_t  n_sealed; /* tokens; a multiple of the block */
+    uint64_t *block;    /* [blocks_max] byte offsets into the pool, or KV_NO_BLOCK */
+    uint64_t *iblock;   /* [blocks_max] byte offsets into the index; of sealed blocks */
+    uint32_t  budget;   /* chunks; 0: dense */
+    uint32_t  slots;    /* of each lane's window */
+    uint32_t  step;     /* sparse steps since the last refill began; 0: the next one refills */
+} kv_seq;
+
+/* Arrays of one step, written by select and read by fetch and attend. */
+typedef struct kv_step {
+    kvd_attn_span     *span;                      /* [n_seq][n_kv_head] */
+    kvd_select_seq    *select;                    /* [n_seq] */
+    kvd_select_result *chosen;                    /* [n_seq][n_kv_head] */
+    kvd_window_seq    *window;                    /* [n_seq] */
+    kvd_window_result *change;                    /* [n_seq][n_kv_head] */
+    uint32_t          *cap;                       /* [n_seq][n_kv_head] */
+    float             *part;                      /* [n_seq][n_kv_head][part] */
+    float             *lse;                       /* [n_batch][n_head] */
+    float             *score;                     /* [n_seq][n_kv_head][n_chunk_max] */
+    uint32_t          *sel, *fetch, *into, *stay; /* [n_seq][n_kv_head][slots_max] */
+    uint64_t          *sink;                      /* [n_seq][n_kv_head][sinks] records */
+    uint64_t          *near, *urgent;             /* [n_seq][n_kv_head][slots_max] records */
+    uint64_t          *src, *dst;                 /* [copies_max] */
+} kv_step;
+
+struct kv_store {
+    kvd_backend     *be;
+    kv_params        params;
+    kv_sizes         sizes;
+    kv_policy        policy;
+    kvd_kv_layout    layout;      /* with layer 0's lane_off */
+    kvd_index_layout index;       /* likewise */
+    uint32_t         blocks_max;  /* of one sequence */
+    uint32_t         n_chunk_max; /* of one sequence */
+    uint32_t         block_chunks, sinks, slots_max;
+    uint64_t         copies_max;
+
+    kvd_mem  pool; /* raw blocks, then windows, then the stage */
+    uint64_t window_off, stage_off;
+    kvd_mem  landmarks;
+    kvd_mem  map;
+    kvd_mem  host;
+
+    uint16_t *ema, *slot_of;    /* [lane][n_chunk_max] */
+    uint32_t *chunk_of, *stamp; /* [lane][slots_max] */
+    uint32_t *host_of;          /* [lane][n_chunk_max]; host tier */
+    kv_step   step;
+
+    uint64_t  n_free, n_used; /* raw blocks free; committed tokens */
+    uint64_t *free_stack;     /* [n_raw] offsets; the top is taken next */
+    uint64_t  n_ifree;
+    uint64_t *ifree_stack; /* [n_block] */
+    uint64_t  n_hfree, n_hrecord;
+    uint32_t *hfree_stack; /* [n_hrecord] */
+    uint64_t  n_held;      /* blocks in lists, raw or sealed */
+    kv_seq   *seq;         /* [n_seq] */
+    uint64_t *lists;       /* [n_seq][2][blocks_max], where block and iblock point */
+    uint64_t *stage_block; /* [blocks_max] */
+
+    kv_counts counts;
+    uint64_t *lane_select, *lane_hit; /* [n_layer][n_kv_head] */
+};
+
+static inline uint64_t kv_lane(const kv_store *s, uint32_t seq, uint32_t layer)
+{
+    return ((uint64_t)seq * s->params.n_layer + layer) * s->params.n_kv_head;
+}
+
+static inline uint64_t kv_n_lane(const kv_params *p)
+{
+    return (uint64_t)p->n_seq * p->n_layer * p->n_kv_head;
+}
+
+/* Tokens sealed at this length. */
+static inline uint32_t kv_sealed_at(const kv_params *p, uint32_t len)
+{
+    return len < KV_BLOCK_TOKENS + p->n_local
+               ? 0
+               : (len - p->n_local) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+}
+
+/* Where a lane's record lies on the device: in place, or in sink or slot number i. */
+static inline uint64_t kv_record_in_block(const kv_store *s, uint64_t block, uint32_t layer,
+                                          uint32_t head, uint32_t chunk)
+{
+    return block + ((uint64_t)layer * s->params.n_kv_head + head) * s->layout.head_stride +
+           (uint64_t)(chunk % s->block_chunks) * s->layout.record_bytes;
+}
+
+static inline uint64_t kv_record_in_window(const kv_store *s, uint64_t lane, uint32_t i)
+{
+    return s->window_off + (lane * (s->sinks + s->slots_max) + i) * s->layout.record_bytes;
+}
+
+/* kv_plan.c.  Lays out maps and lists of a step one behind the other from base on and points the
+ * store at them; base NULL only measures. */
+uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *base);
+uint64_t kv_map_bytes(const kv_params *p, bool resident);
+uint64_t kv_copies_max(const kv_params *p);
+
+/* kv_seal.c.  unmap: gives back what sealed block number b holds.  unseal: back to n_sealed tokens;
+ * what a failure leaves is sealed and whole. */
+void       kv_unmap_block(kv_store *s, uint32_t seq, uint32_t b);
+kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_sealed, kvd_err *err);
+
+/* kv_step.c: asserts that slot maps and slots agree. */
+void kv_check_windows(const kv_store *s);
+
+#endif

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_plan.c - how many bytes a store takes, where, and whether everything can be resident.
+ *
+ * Pure: parameters in, sizes out.  Owns nothing; any thread. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "kv/kv_impl.h"
+
+static uint64_t elem_bytes(const kv_params *p)
+{
+    return p->type == KVD_DTYPE_F32 ? 4 : 2;
+}
+
+static uint64_t chunks_max(const kv_params *p)
+{
+    return kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (KV_BLOCK_TOKENS / p->chunk_tokens);
+}
+
+/* Blocks of one sequence that can be raw at a time. */
+static uint64_t raw_blocks(const kv_params *p)
+{
+    const uint64_t most = (uint64_t)KV_BLOCK_TOKENS - 1 + p->n_local + p->n_batch;
+
+    return kvd_div_up(kvd_min_u64(most, p->n_ctx), KV_BLOCK_TOKENS);
+}
+
+static uint64_t index_block_bytes(const kv_params *p)
+{
+    return p->sparse ? (uint64_t)p->n_layer * p->n_kv_head * kvd_index_lane_bytes(&p->index) : 0;
+}
+
+static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
+{
+    const uint64_t blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
+    const uint64_t lanes  = (uint64_t)p->n_layer * p->n_kv_head;
+    const uint64_t host = z->resident ? 0 : z->n_block * lanes * KV_BLOCK_TOKENS / p->chunk_tokens;
+
+    return sizeof(kv_store) + p->n_seq * (sizeof(kv_seq) + 16 * blocks) + 8 * blocks +
+           8 * z->n_raw + 8 * z->n_block + 4 * host + 16 * lanes;
+}
+
+/* Too little room on a tier: says for what, and what would do. */
+static kvd_status refuse(const kv_sizes *z, const char *tier, uint64_t given, uint64_t need,
+                         const char *flag, kvd_err *err)
+{
+    return kvd_fail(err, KVD_E_INVAL, 0,
+                    "KV cache: %s tier of %" PRIu64 " MiB (%s) is too small, %" PRIu64
+                    " MiB are needed (raw blocks %" PRIu64 ", windows %" PRIu64 ", stage %" PRIu64
+                    ", index %" PRIu64 ", maps %" PRIu64 ", host records %" PRIu64 " MiB); smaller "
+                    "-b, --budget, --cap, --parallel or -c need less",
+                    tier, given >> 20, flag, (need >> 20) + 1, z->bytes[KV_BUF_RAW] >> 20,
+                    z->bytes[KV_BUF_WINDOW] >> 20, z->bytes[KV_BUF_STAGE] >> 20,
+                    z->bytes[KV_BUF_INDEX] >> 20, z->bytes[KV_BUF_MAP] >> 20,
+                    z->bytes[KV_BUF_HOST] >> 20);
+}
+
+static void fill_tiered(const kv_params *p, kv_sizes *z, uint64_t lanes)
+{
+    const uint64_t records = (p->n_sink + (p->sparse ? p->window_tokens : 0)) / p->chunk_tokens;
+    const uint64_t record  = 2 * elem_bytes(p) * p->head_dim * p->chunk_tokens;
+
+    z->resident             = false;
+    z->n_raw                = kvd_min_u64(z->n_block, p->n_seq * raw_blocks(p));
+    z->bytes[KV_BUF_RAW]    = z->n_raw * z->block_bytes;
+    z->bytes[KV_BUF_WINDOW] = p->n_seq * lanes * records * record;
+    z->bytes[KV_BUF_STAGE]  = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (z->block_bytes / p->n_layer);
+    z->bytes[KV_BUF_HOST]   = z->n_block * z->block_bytes;
+    z->bytes[KV_BUF_MAP]    = kv_map_bytes(p, false);
+}
+
+static void sum(kv_sizes *z)
+{
+    z->device_bytes = z->host_bytes = 0;
+    for (int i = 0; i < KV_BUF_COUNT; i++)
+        *(i >= KV_BUF_HOST ? &z->host_bytes : &z->device_bytes) += z->bytes[i];
+}
+
+kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
+{
+    uint64_t lanes, most;
+    bool     ok;
+
+    kvd_assert(p->type == KVD_DTYPE_F32 || p->type == KVD_DTYPE_BF16);
+    kvd_assert(KV_BLOCK_TOKENS % p->chunk_tokens == 0 && p->n_sink % p->chunk_tokens == 0 &&
+               p->n_sink <= KV_BLOCK_TOKENS && p->n_local >= 1 &&
+               p->window_tokens / p->chunk_tokens < KVD_SLOT_NONE);
+    *z         = (kv_sizes){ .resident = true };
+    z->n_block = kvd_div_up(p->n_token, KV_BLOCK_TOKENS);
+    z->n_raw   = z->n_block;
+    ok         = kvd_mul(p->n_layer, p->n_kv_head, &lanes) &&
+         kvd_mul(lanes, 2 * elem_bytes(p) * p->head_dim, &z->bytes_per_token) &&
+         kvd_mul(z->bytes_per_token, KV_BLOCK_TOKENS, &z->block_bytes) &&
+         kvd_mul(z->block_bytes, z->n_block, &z->bytes[KV_BUF_RAW]) &&
+         kvd_mul(lanes * 64, chunks_max(p), &most) && kvd_mul(most, p->n_seq, &most) &&
+         kvd_mul(index_block_bytes(p), z->n_block, &z->bytes[KV_BUF_INDEX]);
+    if (!ok || z->bytes[KV_BUF_RAW] > INT64_MAX || most > INT64_MAX)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "KV cache: %" PRIu64 " tokens of %u layers, %u KV heads, head size %u "
+                        "are more bytes than can be addressed",
+                        p->n_token, p->n_layer, p->n_kv_head, p->head_dim);
+    z->bytes[KV_BUF_MAP] = kv_map_bytes(p, true);
+    sum(z);
+    if (p->device_bytes && z->device_bytes > p->device_bytes)
+        fill_tiered(p, z, lanes);
+    z->bytes[KV_BUF_TABLE] = table_bytes(p, z);
+    sum(z);
+    if (p->device_bytes && z->device_bytes > p->device_bytes)
+        return refuse(z, "device", p->device_bytes, z->device_bytes, "--kv-device", err);
+    if (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes)
+        return refuse(z, "host", p->host_bytes, z->bytes[KV_BUF_HOST], "--kv-host", err);
+    return KVD_OK;
+}
+
+/* ---- maps and lists ----------------------------------------------------------------- */
+
+uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *base)
+{
+    const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
+    const uint64_t slots  = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
+    const uint64_t index  = p->sparse ? lanes * chunks : 0;
+    const uint64_t host   = resident ? 0 : lanes * chunks;
+    const uint64_t row    = p->sparse ? (uint64_t)p->n_seq * p->n_kv_head : 0;
+    const uint64_t copies = resident ? 0 : kv_copies_max(p);
+    const uint32_t group  = p->n_head / p->n_kv_head;
+    kv_step       *t      = &s->step;
+    const struct {
+        void   **at;
+        uint64_t bytes;
+    } part[] = {
+        { (void **)&s->ema, 2 * index },
+        { (void **)&s->slot_of, 2 * index },
+        { (void **)&s->chunk_of, 4 * lanes * slots },
+        { (void **)&s->stamp, 4 * lanes * slots },
+        { (void **)&s->host_of, 4 * host },
+        { (void **)&t->span, row * sizeof(*t->span) },
+        { (void **)&t->select, row * sizeof(*t->select) },
+        { (void **)&t->chosen, row * sizeof(*t->chosen) },
+        { (void **)&t->window, row * sizeof(*t->window) },
+        { (void **)&t->change, row * sizeof(*t->change) },
+        { (void **)&t->cap, 4 * row },
+        { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim) },
+        { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0 },
+        { (void **)&t->score, 4 * row * chunks },
+        { (void **)&t->sel, 4 * row * slots },
+        { (void **)&t->fetch, 4 * row * slots },
+        { (void **)&t->into, 4 * row * slots },
+        { (void **)&t->stay, 4 * row * slots },
+        { (void **)&t->sink, 8 * row * (p->n_sink / p->chunk_tokens) },
+        { (void **)&t->near, 8 * row * slots },
+        { (void **)&t->urgent, 8 * row * slots },
+        { (void **)&t->src, 8 * copies },
+        { (void **)&t->dst, 8 * copies },
+    };
+    uint64_t off = 0;
+
+    for (size_t i = 0; i < KVD_COUNTOF(part); i++) {
+        if (base)
+            *part[i].at = base + off;
+        off += kvd_align_up(part[i].bytes, KVD_CACHE_LINE);
+    }
+    return off;
+}
+
+uint64_t kv_map_bytes(const kv_params *p, bool resident)
+{
+    kv_store unused;
+
+    return kv_place_map(p, resident, &unused, NULL);
+}
+
+/* Records that one call copies at most: a step's misses, or one layer of a sequence. */
+uint64_t kv_copies_max(const kv_params *p)
+{
+    const uint64_t step = p->sparse ? (uint64_t)p->n_seq * p->window_tokens / p->chunk_tokens : 0;
+
+    return p->n_kv_head * kvd_max_u64(step, chunks_max(p));
+}

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_seal.c - raw blocks become indexed records, and back; one layer brought up for dense
+ * attention.
+ *
+ * Blocks are sealed whole: map_block() takes an index block and host records for all lanes, then
+ * each layer is indexed and copied, then the raw block goes.  Nothing is lost by a failure: until
+ * the last layer is done a block stays raw.
+ * Thread: the session's. */
+#include <string.h>
+
+#include "kv/kv_impl.h"
+
+/* The lane's host records of one block, and where they lie raw. */
+static uint64_t list_lane(const kv_store *s, uint64_t lane, uint32_t b, uint64_t raw, uint64_t n)
+{
+    const uint32_t *host = s->host_of + lane * s->n_chunk_max + (uint64_t)b * s->block_chunks;
+
+    for (uint32_t i = 0; i < s->block_chunks; i++, n++) {
+        s->step.src[n] = raw + i * s->layout.record_bytes;
+        s->step.dst[n] = host[i] * s->layout.record_bytes;
+    }
+    return n;
+}
+
+static kvd_status copy_records(kv_store *s, kvd_stream *st, const uint64_t *from,
+                               const kvd_mem *src, const uint64_t *to, const kvd_mem *dst,
+                               uint64_t n, kvd_err *err)
+{
+    const kvd_record_copy_args a = { .n       = n,
+                                     .bytes   = s->layout.record_bytes,
+                                     .src_off = from,
+                                     .dst_off = to,
+                                     .src     = src->ptr,
+                                     .dst     = dst->ptr };
+
+    return s->be->ops->record_copy(st, &a, err);
+}
+
+/* Between a raw block and the host records of one layer. */
+static kvd_status move_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                             uint64_t block, bool down, kvd_err *err)
+{
+    uint64_t n = 0;
+
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++)
+        n = list_lane(s, kv_lane(s, seq, layer) + h, b, kv_record_in_block(s, block, layer, h, 0),
+                      n);
+    if (down)
+        return copy_records(s, st, s->step.src, &s->pool, s->step.dst, &s->host, n, err);
+    return copy_records(s, st, s->step.dst, &s->host, s->step.src, &s->pool, n, err);
+}
+
+/* The first chunks of a sequence also get a place on the device for good. */
+static kvd_status keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
+                             uint64_t block, kvd_err *err)
+{
+    uint64_t n = 0;
+
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        for (uint32_t i = 0; i < s->sinks; i++, n++) {
+            s->step.src[n] = kv_record_in_block(s, block, layer, h, i);
+            s->step.dst[n] = kv_record_in_window(s, kv_lane(s, seq, layer) + h, i);
+        }
+    }
+    return copy_records(s, st, s->step.src, &s->pool, s->step.dst, &s->pool, n, err);
+}
+
+/* Landmarks of n blocks that lie anywhere. */
+static kvd_status index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_kv_layout *kv,
+                              const uint64_t *block, const uint64_t *iblock, uint32_t n,
+                              kvd_err *err)
+{
+    kvd_index_build_args a = {
+        .n_block = n, .kv = *kv, .index = s->index, .block = block, .iblock = iblock
+    };
+
+    a.index.lane_off = (uint64_t)layer * s->params.n_kv_head * s->index.head_stride;
+    return s->be->ops->index_build(st, &a, err);
+}
+
+/* ---- maps --------------------------------------------------------------------------- */
+
+static void map_block(kv_store *s, uint32_t seq, uint32_t b)
+{
+    const uint64_t at = (uint64_t)b * s->block_chunks;
+
+    if (s->params.sparse)
+        s->seq[seq].iblock[b] = s->ifree_stack[--s->n_ifree];
+    for (uint32_t i = 0; i < s->params.n_layer * s->params.n_kv_head; i++) {
+        const uint64_t first = (kv_lane(s, seq, 0) + i) * s->n_chunk_max + at;
+
+        for (uint32_t c = 0; s->params.sparse && c < s->block_chunks; c++) {
+            s->ema[first + c]     = 0;
+            s->slot_of[first + c] = KVD_SLOT_NONE;
+        }
+        for (uint32_t c = 0; !s->sizes.resident && c < s->block_chunks; c++)
+            s->host_of[first + c] = s->hfree_stack[--s->n_hfree];
+    }
+}
+
+void kv_unmap_block(kv_store *s, uint32_t seq, uint32_t b)
+{
+    const uint64_t at = (uint64_t)b * s->block_chunks;
+
+    if (s->params.sparse)
+        s->ifree_stack[s->n_ifree++] = s->seq[seq].iblock[b];
+    if (s->sizes.resident)
+        return;
+    for (uint32_t i = s->params.n_layer * s->params.n_kv_head; i-- > 0;) {
+        const uint64_t first = (kv_lane(s, seq, 0) + i) * s->n_chunk_max + at;
+
+        for (uint32_t c = s->block_chunks; c-- > 0;)
+            s->hfree_stack[s->n_hfree++] = s->host_of[first + c];
+    }
+}
+
+/* ---- sealing ------------------------------------------------------------------------ */
+
+/* Blocks [first, first + n) of one layer. */
+static kvd_status seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
+                             uint32_t first, uint32_t n, kvd_err *err)
+{
+    const kv_seq       *q = &s->seq[seq];
+    const kvd_kv_layout l = kv_layout(s, layer);
+
+    if (s->params.sparse)
+        KVD_TRY(index_layer(s, st, layer, &l, q->block + first, q->iblock + first, n, err));
+    for (uint32_t b = first; b < first + n && !s->sizes.resident; b++)
+        KVD_TRY(move_layer(s, st, seq, layer, b, q->block[b], true, err));
+    if (first > 0 || s->sizes.resident)
+        return KVD_OK;
+    return keep_sinks(s, st, seq, layer, q->block[0], err);
+}
+
+static kvd_status seal_blocks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n, kvd_err *err)
+{
+    kv_seq        *q     = &s->seq[seq];
+    const uint32_t first = q->n_sealed / KV_BLOCK_TOKENS;
+    kvd_status     rc    = KVD_OK;
+
+    for (uint32_t b = first; b < first + n; b++)
+        map_block(s, seq, b);
+    for (uint32_t il = 0; il < s->params.n_layer && rc == KVD_OK; il++)
+        rc = seal_layer(s, st, seq, il, first, n, err);
+    if (rc != KVD_OK) {
+        for (uint32_t b = first + n; b-- > first;)
+            kv_unmap_block(s, seq, b);
+        return rc;
+    }
+    for (uint32_t b = first; b < first + n && !s->sizes.resident; b++) {
+        s->free_stack[s->n_free++] = q->block[b];
+        q->block[b]                = KV_NO_BLOCK;
+        s->counts.bytes_down += s->sizes.block_bytes;
+    }
+    q->n_sealed += n * KV_BLOCK_TOKENS;
+    s->counts.n_sealed += n;
+    return KVD_OK;
+}
+
+kvd_status kv_seq_seal(kv_store *s, kvd_stream *st, uint32_t seq, bool grown, kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+    kv_seq        *q;
+    uint32_t       due;
+
+    kvd_assert(seq < s->params.n_seq);
+    q   = &s->seq[seq];
+    due = kv_sealed_at(&s->params, q->len);
+    if (q->n_sealed >= due || (s->sizes.resident && !s->params.sparse))
+        return KVD_OK;
+    due = (due - q->n_sealed) / KV_BLOCK_TOKENS;
+    KVD_TRY(seal_blocks(s, st, seq, due, err));
+    s->counts.n_grown += grown ? due : 0;
+    s->counts.seal_ns += kvd_now_ns() - t0;
+    return KVD_OK;
+}
+
+/* Back to n_sealed tokens: the others' records become raw blocks again. */
+kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_sealed, kvd_err *err)
+{
+    kv_seq *q = &s->seq[seq];
+
+    while (q->n_sealed > n_sealed) {
+        const uint32_t b     = q->n_sealed / KV_BLOCK_TOKENS - 1;
+        uint64_t       block = q->block[b];
+
+        if (!s->sizes.resident) {
+            kvd_assert(s->n_free > 0);
+            block = s->free_stack[s->n_free - 1];
+            for (uint32_t il = 0; il < s->params.n_layer; il++)
+                KVD_TRY(move_layer(s, st, seq, il, b, block, false, err));
+            s->n_free--;
+        }
+        kv_unmap_block(s, seq, b);
+        q->block[b] = block;
+        q->n_sealed = b * KV_BLOCK_TOKENS;
+    }
+    return KVD_OK;
+}
+
+/* ---- dense attention ---------------------------------------------------------------- */
+
+/* All sealed records of a layer go to the stage, block by block as if they were raw. */
+static kvd_status fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq,
+                             kvd_err *err)
+{
+    const uint32_t n_chunk     = s->seq[seq].n_sealed / s->params.chunk_tokens;
+    const uint64_t layer_bytes = s->sizes.block_bytes / s->params.n_layer;
+    uint64_t       n           = 0;
+
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        const uint32_t *host = s->host_of + (kv_lane(s, seq, layer) + h) * s->n_chunk_max;
+
+        for (uint32_t c = 0; c < n_chunk; c++, n++) {
+            s->step.src[n] = host[c] * s->layout.record_bytes;
+            s->step.dst[n] = s->stage_off + c / s->block_chunks * layer_bytes +
+                             h * s->layout.head_stride +
+                             c % s->block_chunks * s->layout.record_bytes;
+        }
+    }
+    s->counts.bytes_dense += n * s->layout.record_bytes;
+    return copy_records(s, st, s->step.src, &s->host, s->step.dst, &s->pool, n, err);
+}
+
+kvd_status kv_dense_view(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq,
+                         kvd_kv_layout *layout, const uint64_t **block, kvd_err *err)
+{
+    const kv_seq  *q           = &s->seq[seq];
+    const uint64_t layer_bytes = s->sizes.block_bytes / s->params.n_layer;
+
+    *layout = kv_layout(s, layer);
+    *block  = q->block;
+    if (s->sizes.resident || q->n_sealed == 0)
+        return KVD_OK;
+    KVD_TRY(fill_stage(s, st, layer, seq, err));
+    for (uint32_t b = 0; b < q->n_block; b++)
+        s->stage_block[b] = q->block[b] == KV_NO_BLOCK ? s->stage_off + b * layer_bytes
+                                                       : q->block[b] + layout->lane_off;
+    layout->lane_off = 0;
+    *block           = s->stage_block;
+    return KVD_OK;
+}
+
+kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc, kvd_err *err)
+{
+    const kvd_index_desc before = s->index.desc;
+
+    kvd_assert(s->params.sparse && kvd_index_valid(desc));
+    if (kvd_index_lane_bytes(desc) > s->index.head_stride)
+        return kvd_fail(
+            err, KVD_E_INVAL, 0,
+            "this index takes %llu bytes per block and lane, the session was opened for "
+            "%llu",
+            (unsigned long long)kvd_index_lane_bytes(desc),
+            (unsigned long long)s->index.head_stride);
+    if (memcmp(&before, desc, sizeof(before)) == 0)
+        return KVD_OK;
+    s->index.desc = *desc;
+    for (uint32_t i = 0; i < s->params.n_seq; i++) {
+        for (uint32_t il = 0; il < s->params.n_layer && s->seq[i].n_sealed > 0; il++) {
+            const uint64_t *block;
+            kvd_kv_layout   l;
+
+            KVD_TRY(kv_dense_view(s, st, il, i, &l, &block, err));
+            KVD_TRY(index_layer(s, st, il, &l, block, s->seq[i].iblock,
+                                s->seq[i].n_sealed / KV_BLOCK_TOKENS, err));
+        }
+        s->seq[i].step = 0;
+    }
+    return KVD_OK;
+}

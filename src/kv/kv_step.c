@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_step.c - a sparse decode step: select, fetch, attend, for one layer and all its rows.
+ *
+ *   select  attention over the kept set (sinks, and what is not sealed) gives its log-sum-exp; with
+ *           that the index scores all sealed chunks; the window changes by the difference.
+ *   fetch   urgent misses come up.
+ *   attend  the window less its victims, then the urgent misses; the other misses come up behind.
+ *
+ * A victim's slot may be written in the step in which it leaves, so it is not read in that step.
+ * Everything resident: the same window and the same order, only that records are read in place.
+ *
+ * Owns: nothing; all arrays are the store's.  Nothing here allocates.
+ * Thread: the session's. */
+#include <string.h>
+
+#include "kv/kv_impl.h"
+
+/* ---- admission ---------------------------------------------------------------------- */
+
+void kv_set_policy(kv_store *s, const kv_policy *p)
+{
+    s->policy = *p;
+}
+
+void kv_seq_admit(kv_store *s, uint32_t seq, uint32_t budget, float cap)
+{
+    kv_seq  *q;
+    uint64_t slots;
+
+    kvd_assert(seq < s->params.n_seq && (budget == 0 || (s->params.sparse && cap >= 1.0f)));
+    q         = &s->seq[seq];
+    q->budget = (uint32_t)kvd_div_up(budget, s->params.chunk_tokens);
+    slots     = (uint64_t)((double)q->budget * (double)cap);
+    q->slots  = (uint32_t)kvd_min_u64(slots, s->slots_max);
+    q->budget = q->budget < q->slots ? q->budget : q->slots;
+    q->step   = 0;
+}
+
+bool kv_seq_sparse(const kv_store *s, uint32_t seq)
+{
+    const kv_seq *q = &s->seq[seq];
+
+    return q->budget > 0 && q->n_sealed > s->params.n_sink;
+}
+
+void kv_seq_restart(kv_store *s, uint32_t seq)
+{
+    s->seq[seq].step = 0;
+}
+
+/* Forgets windows and averages of all layers: what a refill starts from. */
+static void clear_windows(kv_store *s, uint32_t seq)
+{
+    const uint32_t n_chunk = s->seq[seq].n_sealed / s->params.chunk_tokens;
+
+    for (uint32_t i = 0; i < s->params.n_layer * s->params.n_kv_head; i++) {
+        const uint64_t lane = kv_lane(s, seq, 0) + i;
+
+        memset(s->ema + lane * s->n_chunk_max, 0, n_chunk * sizeof(*s->ema));
+        memset(s->slot_of + lane * s->n_chunk_max, 0xff, n_chunk * sizeof(*s->slot_of));
+        memset(s->chunk_of + lane * s->slots_max, 0xff, s->slots_max * sizeof(*s->chunk_of));
+    }
+}
+
+static bool refills(const kv_seq *q)
+{
+    return q->step == 0;
+}
+
+/* ---- where records lie -------------------------------------------------------------- */
+
+static uint64_t record_of_chunk(const kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
+                                uint32_t chunk)
+{
+    return kv_record_in_block(s, s->seq[seq].block[chunk / s->block_chunks], layer, head, chunk);
+}
+
+static uint64_t record_of_slot(const kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
+                               uint32_t slot)
+{
+    const uint64_t lane = kv_lane(s, seq, layer) + head;
+
+    if (s->sizes.resident)
+        return record_of_chunk(s, seq, layer, head, s->chunk_of[lane * s->slots_max + slot]);
+    return kv_record_in_window(s, lane, s->sinks + slot);
+}
+
+static uint64_t record_of_sink(const kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
+                               uint32_t i)
+{
+    if (s->sizes.resident)
+        return record_of_chunk(s, seq, layer, head, i);
+    return kv_record_in_window(s, kv_lane(s, seq, layer) + head, i);
+}
+
+/* ---- attention over spans ------------------------------------------------------------ */
+
+static kvd_status attend_spans(kv_store *s, kvd_stream *st, const kv_query *q, bool first,
+                               float *lse, float *out, kvd_err *err)
+{
+    const kvd_attn_span_args a = { .n_row      = q->n_row,
+                                   .n_head     = s->params.n_head,
+                                   .kv         = kv_layout(s, q->layer),
+                                   .row        = q->row,
+                                   .span       = s->step.span,
+                                   .q_stride   = q->q_stride,
+                                   .out_stride = q->out_stride,
+                                   .lse_stride = s->params.n_head,
+                                   .q          = q->q,
+                                   .part       = s->step.part,
+                                   .lse        = lse,
+                                   .out        = out,
+                                   .scale      = q->scale,
+                                   .first      = first };
+
+    return s->be->ops->attn_span(st, &a, err);
+}
+
+/* Sinks and everything that is not sealed, the new token included. */
+static kvd_status attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    for (uint32_t i = 0; i < q->n_row; i++) {
+        const kv_seq *seq = &s->seq[q->seq[i]];
+
+        for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+            const uint32_t lane = i * s->params.n_kv_head + h;
+            uint64_t      *sink = s->step.sink + (uint64_t)lane * s->sinks;
+
+            for (uint32_t k = 0; k < s->sinks; k++)
+                sink[k] = record_of_sink(s, q->seq[i], q->layer, h, k);
+            s->step.span[lane] = (kvd_attn_span){ .record    = sink,
+                                                  .n_record  = s->sinks,
+                                                  .block     = seq->block,
+                                                  .first_key = seq->n_sealed,
+                                                  .end_key   = seq->len + 1 };
+        }
+    }
+    return attend_spans(s, st, q, true, s->step.lse, NULL, err);
+}
+
+/* ---- select -------------------------------------------------------------------------- */
+
+static kvd_status score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    kv_step        *t   = &s->step;
+    const uint32_t  n_h = s->params.n_kv_head;
+    kvd_select_args a   = { .n_seq       = q->n_row,
+                            .n_head      = s->params.n_head,
+                            .seq         = t->select,
+                            .index       = s->index,
+                            .q_stride    = q->q_stride,
+                            .lse_stride  = s->params.n_head,
+                            .lane_stride = s->n_chunk_max,
+                            .sel_stride  = s->slots_max,
+                            .q           = q->q,
+                            .kept_lse    = t->lse,
+                            .result      = t->chosen,
+                            .rule        = s->policy.rule,
+                            .scale       = q->scale,
+                            .alpha       = s->policy.alpha,
+                            .top_p       = s->policy.top_p };
+
+    a.index.lane_off = (uint64_t)q->layer * n_h * s->index.head_stride;
+    for (uint32_t i = 0; i < q->n_row; i++) {
+        const kv_seq *seq = &s->seq[q->seq[i]];
+
+        t->select[i] = (kvd_select_seq){
+            .row         = q->row[i],
+            .first_chunk = s->sinks,
+            .n_chunk     = seq->n_sealed / s->params.chunk_tokens,
+            .k           = refills(seq) ? seq->slots : seq->budget,
+            .iblock      = seq->iblock,
+            .score       = t->score + (uint64_t)i * n_h * s->n_chunk_max,
+            .ema         = s->ema + kv_lane(s, q->seq[i], q->layer) * s->n_chunk_max,
+            .sel         = t->sel + (uint64_t)i * n_h * s->slots_max,
+        };
+    }
+    return s->be->ops->select(st, &a, err);
+}
+
+static kvd_status change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    kv_step              *t   = &s->step;
+    const uint32_t        n_h = s->params.n_kv_head;
+    const kvd_window_args a   = { .n_seq       = q->n_row,
+                                  .n_kv_head   = n_h,
+                                  .seq         = t->window,
+                                  .select      = t->chosen,
+                                  .result      = t->change,
+                                  .lane_stride = s->n_chunk_max,
+                                  .slot_stride = s->slots_max,
+                                  .sel_stride  = s->slots_max,
+                                  .policy      = s->policy.evict,
+                                  .strict      = s->policy.strict };
+
+    for (uint32_t i = 0; i < q->n_row; i++) {
+        const kv_seq  *seq  = &s->seq[q->seq[i]];
+        const uint64_t lane = kv_lane(s, q->seq[i], q->layer);
+        const uint64_t list = (uint64_t)i * n_h * s->slots_max;
+
+        for (uint32_t h = 0; h < n_h; h++)
+            t->cap[i * n_h + h] = seq->slots;
+        t->window[i] = (kvd_window_seq){ .step     = seq->step,
+                                         .refill   = refills(seq),
+                                         .cap      = t->cap + (size_t)i * n_h,
+                                         .sel      = t->sel + list,
+                                         .ema      = s->ema + lane * s->n_chunk_max,
+                                         .slot_of  = s->slot_of + lane * s->n_chunk_max,
+                                         .chunk_of = s->chunk_of + lane * s->slots_max,
+                                         .stamp    = s->stamp + lane * s->slots_max,
+                                         .stay     = t->stay + list,
+                                         .fetch    = t->fetch + list,
+                                         .into     = t->into + list };
+    }
+    return s->be->ops->window(st, &a, err);
+}
+
+static void count_lane(kv_store *s, const kv_query *q, uint32_t i, uint32_t head)
+{
+    const uint32_t           at       = i * s->params.n_kv_head + head;
+    const size_t             in_layer = (size_t)q->layer * s->params.n_kv_head + head;
+    const kvd_window_result *r        = &s->step.change[at];
+    kv_counts               *c        = &s->counts;
+
+    c->mass += (double)s->step.chosen[at].mass;
+    c->n_mass++;
+    if (refills(&s->seq[q->seq[i]])) {
+        c->n_refill += r->n_miss;
+        return;
+    }
+    c->n_select += r->n_hit + r->n_miss;
+    c->n_hit += r->n_hit;
+    c->n_miss += r->n_miss;
+    c->n_urgent += r->n_urgent;
+    c->n_evict += r->n_evict;
+    s->lane_select[in_layer] += r->n_hit + r->n_miss;
+    s->lane_hit[in_layer] += r->n_hit;
+}
+
+kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+
+    for (uint32_t i = 0; i < q->n_row && q->layer == 0; i++) {
+        if (refills(&s->seq[q->seq[i]]))
+            clear_windows(s, q->seq[i]);
+        s->counts.n_step++;
+    }
+    KVD_TRY(attend_kept(s, st, q, err));
+    KVD_TRY(score_chunks(s, st, q, err));
+    KVD_TRY(change_windows(s, st, q, err));
+    for (uint32_t i = 0; i < q->n_row; i++) {
+        for (uint32_t h = 0; h < s->params.n_kv_head; h++)
+            count_lane(s, q, i, h);
+    }
+    s->counts.select_ns += kvd_now_ns() - t0;
+    return KVD_OK;
+}
+
+/* ---- fetch --------------------------------------------------------------------------- */
+
+/* Brings up misses [first, end) of every lane's list: the urgent ones or the rest. */
+static kvd_status fetch_part(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
+                             kvd_err *err)
+{
+    kv_step *t = &s->step;
+    uint64_t n = 0;
+
+    if (s->sizes.resident)
+        return KVD_OK;
+    for (uint32_t at = 0; at < q->n_row * s->params.n_kv_head; at++) {
+        const uint32_t head        = at % s->params.n_kv_head;
+        const uint64_t lane        = kv_lane(s, q->seq[at / s->params.n_kv_head], q->layer) + head;
+        const kvd_window_result *r = &t->change[at];
+        const uint64_t           list = (uint64_t)at * s->slots_max;
+
+        for (uint32_t i = urgent ? 0 : r->n_urgent; i < (urgent ? r->n_urgent : r->n_miss); i++) {
+            t->src[n] =
+                s->host_of[lane * s->n_chunk_max + t->fetch[list + i]] * s->layout.record_bytes;
+            t->dst[n++] = kv_record_in_window(s, lane, s->sinks + t->into[list + i]);
+        }
+    }
+    s->counts.bytes_up += n * s->layout.record_bytes;
+    return s->be->ops->record_copy(st,
+                                   &(kvd_record_copy_args){ .n       = n,
+                                                            .bytes   = s->layout.record_bytes,
+                                                            .src_off = t->src,
+                                                            .dst_off = t->dst,
+                                                            .src     = s->host.ptr,
+                                                            .dst     = s->pool.ptr },
+                                   err);
+}
+
+kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const uint64_t   t0 = kvd_now_ns();
+    const kvd_status rc = fetch_part(s, st, q, true, err);
+
+    s->counts.fetch_ns += kvd_now_ns() - t0;
+    return rc;
+}
+
+/* ---- attend -------------------------------------------------------------------------- */
+
+/* Of the slots that stay, those whose chunks are selected: both lists ascend by different keys, so
+ * the selection is walked and its slots are looked up. */
+static uint32_t list_selected(const kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
+                              uint32_t at, uint64_t *record)
+{
+    const kv_step           *t    = &s->step;
+    const uint64_t           lane = kv_lane(s, seq, layer) + head;
+    const uint64_t           list = (uint64_t)at * s->slots_max;
+    const kvd_window_result *r    = &t->change[at];
+    uint32_t                 n = 0, u = 0, b = r->n_urgent;
+
+    for (uint32_t i = 0; i < t->chosen[at].n_sel; i++) {
+        const uint32_t chunk = t->sel[list + i] & ~KVD_SELECT_URGENT;
+
+        if (u < r->n_urgent && t->fetch[list + u] == chunk)
+            u++;
+        else if (b < r->n_miss && t->fetch[list + b] == chunk)
+            b++;
+        else
+            record[n++] =
+                record_of_slot(s, seq, layer, head, s->slot_of[lane * s->n_chunk_max + chunk]);
+    }
+    return n;
+}
+
+static void span_near(const kv_store *s, const kv_query *q, uint32_t i, uint32_t head)
+{
+    const kv_step *t    = &s->step;
+    const uint32_t at   = i * s->params.n_kv_head + head;
+    const uint64_t list = (uint64_t)at * s->slots_max;
+    uint64_t      *near = t->near + list;
+    uint32_t       n    = t->change[at].n_stay;
+
+    if (s->policy.selected) {
+        n = list_selected(s, q->seq[i], q->layer, head, at, near);
+    } else {
+        for (uint32_t k = 0; k < n; k++)
+            near[k] = record_of_slot(s, q->seq[i], q->layer, head, t->stay[list + k]);
+    }
+    t->span[at] = (kvd_attn_span){ .record = near, .n_record = n };
+}
+
+static void span_urgent(const kv_store *s, const kv_query *q, uint32_t i, uint32_t head)
+{
+    const kv_step *t      = &s->step;
+    const uint32_t at     = i * s->params.n_kv_head + head;
+    const uint64_t list   = (uint64_t)at * s->slots_max;
+    uint64_t      *urgent = t->urgent + list;
+
+    for (uint32_t k = 0; k < t->change[at].n_urgent; k++)
+        urgent[k] = record_of_slot(s, q->seq[i], q->layer, head, t->into[list + k]);
+    t->span[at] = (kvd_attn_span){ .record = urgent, .n_record = t->change[at].n_urgent };
+}
+
+static void finish_rows(kv_store *s, const kv_query *q)
+{
+    for (uint32_t i = 0; i < q->n_row && q->layer + 1 == s->params.n_layer; i++)
+        s->seq[q->seq[i]].step++;
+}
+
+kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+    uint64_t       t1;
+
+    for (uint32_t i = 0; i < q->n_row; i++) {
+        for (uint32_t h = 0; h < s->params.n_kv_head; h++)
+            span_near(s, q, i, h);
+    }
+    KVD_TRY(attend_spans(s, st, q, false, NULL, NULL, err));
+    for (uint32_t i = 0; i < q->n_row; i++) {
+        for (uint32_t h = 0; h < s->params.n_kv_head; h++)
+            span_urgent(s, q, i, h);
+    }
+    KVD_TRY(attend_spans(s, st, q, false, NULL, q->out, err));
+    t1 = kvd_now_ns();
+    s->counts.attend_ns += t1 - t0;
+    KVD_TRY(fetch_part(s, st, q, false, err));
+    s->counts.fetch_ns += kvd_now_ns() - t1;
+    finish_rows(s, q);
+    return KVD_OK;
+}
+
+/* ---- looking in ---------------------------------------------------------------------- */
+
+static void check_lane(const kv_store *s, const kv_seq *q, uint64_t lane)
+{
+    const uint16_t *slot_of  = s->slot_of + lane * s->n_chunk_max;
+    const uint32_t *chunk_of = s->chunk_of + lane * s->slots_max;
+    const uint32_t  n_chunk  = q->n_sealed / s->params.chunk_tokens;
+
+    for (uint32_t c = 0; c < n_chunk; c++)
+        kvd_assert(slot_of[c] == KVD_SLOT_NONE ||
+                   (slot_of[c] < q->slots && chunk_of[slot_of[c]] == c && c >= s->sinks));
+    for (uint32_t i = 0; i < q->slots; i++)
+        kvd_assert(chunk_of[i] == KVD_CHUNK_NONE ||
+                   (chunk_of[i] < n_chunk && slot_of[chunk_of[i]] == i));
+}
+
+void kv_check_windows(const kv_store *s)
+{
+    for (uint32_t i = 0; i < s->params.n_seq; i++) {
+        if (!kv_seq_sparse(s, i) || refills(&s->seq[i]))
+            continue;
+        for (uint32_t l = 0; l < s->params.n_layer * s->params.n_kv_head; l++)
+            check_lane(s, &s->seq[i], kv_lane(s, i, 0) + l);
+    }
+}
