@@ -19,6 +19,7 @@ set(amx ${avx512x} -mamx-tile -mamx-int8 -mamx-bf16)
 # The instruction-set level of a source file is the end of its name.
 function(kvd_set_isa_flags)
   foreach(src ${ARGN})
+    set(flags)
     if(src MATCHES "_avx2\\.c$")
       set(flags ${avx2})
     elseif(src MATCHES "_avx512\\.c$")

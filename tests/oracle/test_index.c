@@ -2,7 +2,7 @@
 /* test_index.c - the selection index: "ref" against formulas in double from the keys themselves,
  * every level of "cpu" against "ref", and what must hold for any scores.
  *
- * --seed N repeats a run; --perf prints speeds in place of testing. */
+ * --seed N repeats a run; --perf [NAME] prints speeds in place of testing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -338,6 +338,98 @@ static void test_cpu_matches_ref(void **state)
     }
 }
 
+/* ---- speed ----------------------------------------------------------------------- */
+
+static double perf_best(index_case *c, const char *isa, uint32_t n_thread, bool build)
+{
+    kvd_stream  *st;
+    kvd_backend *b    = test_open("cpu", isa, n_thread, c, &st);
+    uint64_t     best = UINT64_MAX;
+
+    c->args.seq = c->seq;
+    assert_int_equal(case_build(c, b, st), KVD_OK);
+    for (int i = 0; i < 200; i++) {
+        const uint64_t t0 = kvd_now_ns();
+        uint64_t       t;
+
+        if (build)
+            assert_int_equal(case_build(c, b, st), KVD_OK);
+        else
+            assert_int_equal(b->ops->select(st, &c->args, NULL), KVD_OK);
+        t    = kvd_now_ns() - t0;
+        best = t < best ? t : best;
+    }
+    test_close(b, st);
+    return (double)best / 1e3;
+}
+
+static int perf_main(const char *only)
+{
+    static const struct {
+        const char *name;
+        index_shape sh;
+    } perf[] = {
+        { "mean int4 + radius",
+          { MEAN(KVD_INDEX_INT4, true, 4, 64), 7, 1, B16, 4, 1, { 8192 }, { 4 }, { 128 } } },
+        { "  6.25 %",
+          { MEAN(KVD_INDEX_INT4, true, 4, 64), 7, 1, B16, 4, 1, { 8192 }, { 4 }, { 512 } } },
+        { "  group 4, d 128",
+          { MEAN(KVD_INDEX_INT4, true, 4, 128), 4, 1, B16, 4, 1, { 8192 }, { 4 }, { 128 } } },
+        { "mean int8 + radius",
+          { MEAN(KVD_INDEX_INT8, true, 4, 64), 7, 1, B16, 4, 1, { 8192 }, { 4 }, { 128 } } },
+        { "mean bf16 + radius",
+          { MEAN(KVD_INDEX_BF16, true, 4, 64), 7, 1, B16, 4, 1, { 8192 }, { 4 }, { 128 } } },
+        { "mean-std int4",
+          { KIND(KVD_INDEX_MEAN_STD, KVD_INDEX_INT4, 4, 64),
+            7,
+            1,
+            B16,
+            4,
+            1,
+            { 8192 },
+            { 4 },
+            { 128 } } },
+        { "quant-k 4", { KEYS(KVD_INDEX_INT4, 4, 64), 7, 1, B16, 4, 1, { 8192 }, { 4 }, { 128 } } },
+        { "cascade int4 4",
+          { CASC(KVD_INDEX_INT4, KVD_INDEX_INT4, 4, 64),
+            7,
+            1,
+            B16,
+            4,
+            1,
+            { 8192 },
+            { 4 },
+            { 128 } } },
+        { "cluster bf16",
+          { KIND(KVD_INDEX_CLUSTER, KVD_INDEX_BF16, 4, 64),
+            7,
+            1,
+            B16,
+            4,
+            1,
+            { 8192 },
+            { 4 },
+            { 128 } } },
+    };
+    kvd_rng rng;
+
+    kvd_rng_seed(&rng, 1);
+    printf("8,192 chunks, one lane, one thread; us\n%-20s %10s %10s %10s %10s\n", "", "select",
+           "avx2", "portable", "build");
+    for (size_t i = 0; i < KVD_COUNTOF(perf); i++) {
+        index_case c;
+
+        if (only && strstr(perf[i].name, only) == NULL)
+            continue;
+        c = case_open(&perf[i].sh, &rng);
+        printf("%-20s %10.1f %10.1f %10.1f %10.1f\n", perf[i].name, perf_best(&c, NULL, 1, false),
+               perf_best(&c, "avx2", 1, false), perf_best(&c, "portable", 1, false),
+               i < 8 ? perf_best(&c, NULL, 1, true) : 0.0);
+        case_close(&c);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -345,6 +437,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_cpu_matches_ref),
     };
 
+    if (argc >= 2 && strcmp(argv[1], "--perf") == 0)
+        return perf_main(argc > 2 ? argv[2] : NULL);
     if (argc == 3 && strcmp(argv[1], "--seed") == 0)
         test_seed = strtoull(argv[2], NULL, 10);
     printf("seed %llu\n", (unsigned long long)test_seed);

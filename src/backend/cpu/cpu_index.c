@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_index.c - select of backend "cpu": how a step's lanes are cut into items for the thread pool.
  *
- * A lane is *scanned* block by block: each block's weights are relative to its own largest logit,
- * so that blocks are independent and any cut gives the same bits.  Then it is *finished*: the
- * blocks' sums are merged in their order, scores and averages written, the best taken.
- * Few lanes are scanned in pieces, as items of their own; many are scanned and finished in one
- * item each.
+ * A lane is *scanned* by spans of up to 256 chunks: a span's weights are relative to its own
+ * largest logit, so that spans are independent and any cut gives the same bits.  Then it is
+ * *finished*: the spans' sums are merged in their order, scores and averages written, the best
+ * taken. Few lanes are scanned in pieces, as items of their own; many are scanned and finished in
+ * one item each.
  *
  * Scratch: lane areas (see select_lane), then a work area per thread.
  * Owns: nothing (the backend owns the scratch).  Thread: the backend's caller. */
@@ -14,10 +14,11 @@
 #include "backend/cpu/cpu_index.h"
 #include "backend/cpu/cpu_index_kernel.h"
 
-#define SELECT_APART  4u    /* lanes per thread below which they are scanned in pieces */
-#define SELECT_PIECE  16u   /* blocks of a piece, at least */
-#define SELECT_ALONE  4096u /* chunks x query heads up to which the pool takes longer to start */
-#define SELECT_LANE16 16u   /* heads are padded to a multiple */
+#define SELECT_APART    4u    /* lanes per thread below which they are scanned in pieces */
+#define SELECT_PIECE    4u    /* spans of a piece, at least */
+#define SELECT_ALONE    4096u /* chunks x query heads up to which the pool takes longer to start */
+#define SELECT_PREFETCH 4096u /* bytes of the next block at most */
+#define SELECT_LANE16   16u   /* heads are padded to a multiple */
 
 typedef struct select_job {
     const kvd_select_args   *a;
@@ -26,6 +27,7 @@ typedef struct select_job {
     cpu_index_shape          s;
     uint32_t                 group, heads; /* heads: rows of weights; 1 where logits are averaged */
     uint32_t                 heads_pad, dim_pad, n_lane, n_piece;
+    uint32_t                 span_blocks, span_chunks;
     float                    log_tokens;
     bool                     apart;
     uint8_t                 *area; /* [lanes or threads][area_bytes] */
@@ -37,13 +39,14 @@ typedef struct select_job {
 typedef struct select_lane {
     const select_job     *j;
     const kvd_select_seq *seq;
-    uint32_t              index, kv_head, n_block, first_block;
+    uint32_t              index, kv_head, n_block, n_span, first_span;
     float                *q[3]; /* [group][dim_pad], scaled: of both landmark planes, and of keys */
+    float                *qt[3];               /* the same, eight heads side by side */
     float                *radius_q;            /* [heads_pad] */
-    float                *max;                 /* [n_block][heads_pad] largest logits */
-    float                *sum;                 /* [n_block][heads_pad] of weights */
-    float                *scale;               /* [n_block][heads_pad] weights to p */
-    float                *e;                   /* [n_block][heads][n_chunk] weights */
+    float                *max;                 /* [n_span][heads_pad] largest logits */
+    float                *sum;                 /* [n_span][heads_pad] of weights */
+    float                *scale;               /* [n_span][heads_pad] weights to p */
+    float                *e;                   /* [n_span][heads][span_chunks] */
     float                *cent;                /* [heads][n_block * 16] logits of centroids */
     uint32_t             *bits, *pos, *rerank; /* [n_chunk] */
     uint32_t              n_rerank;
@@ -52,7 +55,7 @@ typedef struct select_lane {
 /* ---- scratch --------------------------------------------------------------------- */
 
 typedef struct select_dims {
-    uint64_t group, heads_pad, dim_pad, n_block, n_chunk; /* n_chunk: of whole blocks */
+    uint64_t group, heads_pad, dim_pad, n_block, n_span, n_chunk; /* n_chunk: of whole spans */
 } select_dims;
 
 static uint64_t select_take(uint64_t *at, uint64_t n)
@@ -66,21 +69,25 @@ static uint64_t select_take(uint64_t *at, uint64_t n)
 /* Places a lane's parts in its area; l NULL: only the size. */
 static uint64_t select_place(select_lane *l, uint8_t *area, const select_dims *d)
 {
-    uint64_t off[12], at = 0;
+    uint64_t off[15], at = 0;
 
     for (int i = 0; i < 3; i++)
         off[i] = select_take(&at, d->group * d->dim_pad);
+    for (int i = 12; i < 15; i++)
+        off[i] = select_take(&at, d->heads_pad * d->dim_pad);
     off[3] = select_take(&at, d->heads_pad);
-    off[4] = select_take(&at, d->n_block * d->heads_pad);
-    off[5] = select_take(&at, d->n_block * d->heads_pad);
-    off[6] = select_take(&at, d->n_block * d->heads_pad);
+    off[4] = select_take(&at, d->n_span * d->heads_pad);
+    off[5] = select_take(&at, d->n_span * d->heads_pad);
+    off[6] = select_take(&at, d->n_span * d->heads_pad);
     off[7] = select_take(&at, d->n_chunk * d->group);
     off[8] = select_take(&at, d->n_block * CPU_INDEX_CENTROID * d->group);
     for (int i = 9; i < 12; i++)
         off[i] = select_take(&at, d->n_chunk);
     if (l) {
-        for (int i = 0; i < 3; i++)
-            l->q[i] = (float *)(void *)(area + off[i]);
+        for (int i = 0; i < 3; i++) {
+            l->q[i]  = (float *)(void *)(area + off[i]);
+            l->qt[i] = (float *)(void *)(area + off[12 + i]);
+        }
         l->radius_q = (float *)(void *)(area + off[3]);
         l->max      = (float *)(void *)(area + off[4]);
         l->sum      = (float *)(void *)(area + off[5]);
@@ -94,14 +101,15 @@ static uint64_t select_place(select_lane *l, uint8_t *area, const select_dims *d
     return at;
 }
 
-/* n_chunk chunks of 4 to 16 tokens: at most so many blocks, and chunks of whole blocks. */
+/* n_chunk chunks of 4 to 16 tokens: at most so many blocks, spans, and chunks of whole spans. */
 static select_dims select_dims_most(uint32_t group, uint32_t head_dim, uint32_t n_chunk)
 {
     return (select_dims){ .group     = group,
                           .heads_pad = kvd_align_up(group, SELECT_LANE16),
                           .dim_pad   = kvd_align_up(head_dim, SELECT_LANE16),
                           .n_block   = (uint64_t)n_chunk / 16 + 1,
-                          .n_chunk   = (uint64_t)n_chunk + CPU_INDEX_BLOCK / 4 };
+                          .n_span    = (uint64_t)n_chunk / 16 + 1,
+                          .n_chunk   = (uint64_t)n_chunk + CPU_INDEX_BLOCK };
 }
 
 static uint64_t select_work_floats(uint32_t group)
@@ -132,13 +140,15 @@ static void select_lane_open(select_lane *l, const select_job *j, uint32_t lane,
                                   .dim_pad   = j->dim_pad,
                                   .n_block   = kvd_div_up(seq->n_chunk, j->s.n_chunk) };
 
-    *l        = (select_lane){ .j           = j,
-                               .seq         = seq,
-                               .index       = lane,
-                               .kv_head     = lane % j->a->index.n_kv_head,
-                               .n_block     = (uint32_t)d.n_block,
-                               .first_block = seq->first_chunk / j->s.n_chunk };
-    d.n_chunk = d.n_block * j->s.n_chunk;
+    d.n_span  = kvd_div_up(d.n_block, j->span_blocks);
+    d.n_chunk = d.n_span * j->span_chunks;
+    *l        = (select_lane){ .j          = j,
+                               .seq        = seq,
+                               .index      = lane,
+                               .kv_head    = lane % j->a->index.n_kv_head,
+                               .n_block    = (uint32_t)d.n_block,
+                               .n_span     = (uint32_t)d.n_span,
+                               .first_span = seq->first_chunk / j->span_chunks };
     kvd_assert(select_place(l, area, &d) <= j->area_bytes);
 }
 
@@ -158,6 +168,22 @@ static void select_average_queries(const select_lane *l)
     for (uint32_t h = 1; h < j->group; h++)
         l->radius_q[0] += l->radius_q[h];
     l->radius_q[0] *= part;
+}
+
+static void select_transpose(const select_lane *l)
+{
+    const select_job *j = l->j;
+
+    for (int p = 0; p < 3; p++) {
+        for (uint32_t h0 = 0; h0 < j->group; h0 += CPU_INDEX_HEADS) {
+            float *out = l->qt[p] + (uint64_t)h0 * j->dim_pad;
+
+            for (uint32_t i = 0; i < j->dim_pad; i++) {
+                for (uint32_t h = h0; h < h0 + CPU_INDEX_HEADS; h++)
+                    *out++ = h < j->group ? l->q[p][(uint64_t)h * j->dim_pad + i] : 0.0f;
+            }
+        }
+    }
 }
 
 /* Scales the queries, and makes what each plane is multiplied with. */
@@ -188,6 +214,7 @@ static void select_queries(const select_lane *l)
     }
     if (j->heads < j->group)
         select_average_queries(l);
+    select_transpose(l);
 }
 
 static void select_dots(const select_lane *l, const cpu_index_plane *p, uint32_t q, uint32_t block,
@@ -201,6 +228,7 @@ static void select_dots(const select_lane *l, const cpu_index_plane *p, uint32_t
                                .n_head   = q == 2 ? j->group : j->heads,
                                .q_stride = j->dim_pad,
                                .q        = l->q[q],
+                               .qt       = l->qt[q],
                                .out      = out,
                                .add      = q == 1 };
 
@@ -234,11 +262,11 @@ static void select_assigned(const select_lane *l, uint32_t block, float *logit)
     }
 }
 
-static uint32_t select_in_block(const select_lane *l, uint32_t block, uint32_t chunk)
+static uint32_t select_in_span(const select_lane *l, uint32_t span, uint32_t chunk)
 {
-    const uint64_t first = (uint64_t)block * l->j->s.n_chunk;
+    const uint64_t first = (uint64_t)span * l->j->span_chunks;
 
-    return chunk <= first ? 0 : (uint32_t)kvd_min_u64(chunk - first, l->j->s.n_chunk);
+    return chunk <= first ? 0 : (uint32_t)kvd_min_u64(chunk - first, l->j->span_chunks);
 }
 
 /* Token logits by the keys; where heads are averaged, the chunks' logits in place of them. */
@@ -270,25 +298,20 @@ static uint32_t select_per_chunk(const select_job *j)
     return j->heads == j->group ? j->s.chunk_tokens : 1;
 }
 
-/* Weights of the block's chunks from its logits. */
-static void select_weigh(const select_lane *l, uint32_t block, float *logit)
+/* Weights of the span's chunks from its logits. */
+static void select_weigh(const select_lane *l, uint32_t span, float *logit)
 {
-    const select_job      *j      = l->j;
-    const cpu_index_shape *s      = &j->s;
-    const bool             keys   = s->kind == KVD_INDEX_QUANT_K;
-    const uint8_t         *lane   = cpu_index_lane(&j->a->index, l->seq->iblock[block], l->kv_head);
-    const uint8_t         *radius = s->radius ? lane + s->radius_off : NULL;
+    const select_job *j    = l->j;
+    const bool        keys = j->s.kind == KVD_INDEX_QUANT_K;
 
     for (uint32_t h = 0; h < j->heads; h++) {
-        const uint64_t  at = (uint64_t)block * j->heads_pad + h;
-        cpu_index_weigh w  = { .n_chunk   = s->n_chunk,
+        const uint64_t  at = (uint64_t)span * j->heads_pad + h;
+        cpu_index_weigh w  = { .n_chunk   = j->span_chunks,
                                .per_chunk = keys ? select_per_chunk(j) : 1,
-                               .lo        = select_in_block(l, block, l->seq->first_chunk),
-                               .hi        = select_in_block(l, block, l->seq->n_chunk),
-                               .radius    = (const uint16_t *)(const void *)radius,
-                               .radius_q  = l->radius_q[h],
+                               .lo        = select_in_span(l, span, l->seq->first_chunk),
+                               .hi        = select_in_span(l, span, l->seq->n_chunk),
                                .logit     = logit + (uint64_t)h * CPU_INDEX_BLOCK,
-                               .e         = l->e + ((uint64_t)block * j->heads + h) * s->n_chunk };
+                               .e = l->e + ((uint64_t)span * j->heads + h) * j->span_chunks };
 
         j->k->weigh(&w);
         l->max[at] = w.max + (keys ? 0.0f : j->log_tokens);
@@ -296,18 +319,50 @@ static void select_weigh(const select_lane *l, uint32_t block, float *logit)
     }
 }
 
-static void select_scan_block(const select_lane *l, uint32_t block, float *logit)
+/* The lanes of a sequence's blocks lie apart: too short for the processor to see them coming. */
+static void select_prefetch(const select_lane *l, uint32_t block)
+{
+    const uint8_t *lane;
+
+    if (block >= l->n_block)
+        return;
+    lane = cpu_index_lane(&l->j->a->index, l->seq->iblock[block], l->kv_head);
+    for (uint64_t i = 0; i < l->j->s.bytes && i < SELECT_PREFETCH; i += KVD_CACHE_LINE)
+        __builtin_prefetch(lane + i);
+}
+
+static void select_mark_logits(const select_lane *l, uint32_t block, float *logit)
 {
     const cpu_index_shape *s = &l->j->s;
+    const uint8_t *lane      = cpu_index_lane(&l->j->a->index, l->seq->iblock[block], l->kv_head);
 
-    if (s->kind == KVD_INDEX_CLUSTER)
-        select_assigned(l, block, logit);
-    else if (s->kind == KVD_INDEX_QUANT_K)
-        select_key_logits(l, block, UINT32_MAX, logit);
-    else
-        for (uint32_t p = 0; p < s->n_mark; p++)
-            select_dots(l, &s->mark[p], p, block, UINT32_MAX, logit);
-    select_weigh(l, block, logit);
+    select_prefetch(l, block + 1);
+    for (uint32_t p = 0; p < s->n_mark; p++)
+        select_dots(l, &s->mark[p], p, block, UINT32_MAX, logit);
+    for (uint32_t h = 0; h < l->j->heads && s->radius; h++)
+        l->j->k->radius(logit + (uint64_t)h * CPU_INDEX_BLOCK,
+                        (const uint16_t *)(const void *)(lane + s->radius_off), l->radius_q[h],
+                        s->n_chunk);
+}
+
+static void select_scan_span(const select_lane *l, uint32_t span, float *logit)
+{
+    const select_job *j     = l->j;
+    const uint32_t    first = span * j->span_blocks;
+
+    for (uint32_t i = 0; i < j->span_blocks && first + i < l->n_block; i++) {
+        float *at = logit + (uint64_t)i * j->s.n_chunk;
+
+        if ((uint64_t)(first + i + 1) * j->s.n_chunk <= l->seq->first_chunk)
+            continue;
+        if (j->s.kind == KVD_INDEX_CLUSTER)
+            select_assigned(l, first + i, at);
+        else if (j->s.kind == KVD_INDEX_QUANT_K)
+            select_key_logits(l, first + i, UINT32_MAX, at);
+        else
+            select_mark_logits(l, first + i, at);
+    }
+    select_weigh(l, span, logit);
 }
 
 static void select_scan(const select_lane *l, uint32_t first, uint32_t end, float *logit)
@@ -316,8 +371,8 @@ static void select_scan(const select_lane *l, uint32_t first, uint32_t end, floa
         for (uint32_t b = 0; b < l->n_block; b++)
             select_centroids(l, b, logit);
     }
-    for (uint32_t b = first; b < end; b++)
-        select_scan_block(l, b, logit);
+    for (uint32_t i = first; i < end; i++)
+        select_scan_span(l, i, logit);
 }
 
 /* ---- scores ---------------------------------------------------------------------- */
@@ -333,8 +388,8 @@ static float select_merge_heads(const select_lane *l, uint32_t h0, uint32_t n, b
 
     for (uint32_t h = 0; h < SELECT_LANE16; h++)
         most[h] = kept[h] = whole && h < n ? lse[h] : -HUGE_VALF;
-    for (uint32_t b = l->first_block; b < l->n_block; b++) {
-        const float *max = l->max + (uint64_t)b * j->heads_pad + h0;
+    for (uint32_t i = l->first_span; i < l->n_span; i++) {
+        const float *max = l->max + (uint64_t)i * j->heads_pad + h0;
 
         for (uint32_t h = 0; h < n; h++)
             most[h] = max[h] > most[h] ? max[h] : most[h];
@@ -342,8 +397,8 @@ static float select_merge_heads(const select_lane *l, uint32_t h0, uint32_t n, b
     j->k->exps(kept, most, SELECT_LANE16);
     for (uint32_t h = 0; h < SELECT_LANE16; h++)
         total[h] = whole ? kept[h] : 0.0f;
-    for (uint32_t b = l->first_block; b < l->n_block; b++) {
-        const uint64_t at    = (uint64_t)b * j->heads_pad + h0;
+    for (uint32_t i = l->first_span; i < l->n_span; i++) {
+        const uint64_t at    = (uint64_t)i * j->heads_pad + h0;
         float         *scale = l->scale + at;
 
         memcpy(scale, l->max + at, SELECT_LANE16 * sizeof(float));
@@ -355,9 +410,9 @@ static float select_merge_heads(const select_lane *l, uint32_t h0, uint32_t n, b
         share += whole ? kept[h] / total[h] : 0.0f;
         total[h] = (j->a->rule == KVD_GQA_MAX_KEPT ? 1.0f : 1.0f / (float)j->heads) / total[h];
     }
-    for (uint32_t b = l->first_block; b < l->n_block; b++) {
+    for (uint32_t i = l->first_span; i < l->n_span; i++) {
         for (uint32_t h = 0; h < n; h++)
-            l->scale[(uint64_t)b * j->heads_pad + h0 + h] *= total[h];
+            l->scale[(uint64_t)i * j->heads_pad + h0 + h] *= total[h];
     }
     return share;
 }
@@ -365,25 +420,25 @@ static float select_merge_heads(const select_lane *l, uint32_t h0, uint32_t n, b
 /* Scores from the weights; returns the kept tokens' share. */
 static float select_scores(const select_lane *l, float *score)
 {
-    const select_job *j       = l->j;
-    const uint32_t    n_chunk = j->s.n_chunk;
-    const bool        whole   = j->a->rule == KVD_GQA_MEAN_KEPT || j->a->rule == KVD_GQA_MAX_KEPT;
-    float             share   = 0.0f;
+    const select_job *j     = l->j;
+    const bool        whole = j->a->rule == KVD_GQA_MEAN_KEPT || j->a->rule == KVD_GQA_MAX_KEPT;
+    float             share = 0.0f;
 
     for (uint32_t h0 = 0; h0 < j->heads; h0 += SELECT_LANE16)
         share +=
             select_merge_heads(l, h0, j->heads - h0 < SELECT_LANE16 ? j->heads - h0 : SELECT_LANE16,
                                whole);
-    memset(score, 0, (uint64_t)l->first_block * n_chunk * sizeof(float));
-    for (uint32_t b = l->first_block; b < l->n_block; b++) {
-        const uint64_t      left = l->seq->n_chunk - (uint64_t)b * n_chunk;
-        const cpu_index_mix m    = { .n_chunk = n_chunk,
-                                     .n_head  = j->heads,
-                                     .e       = l->e + (uint64_t)b * j->heads * n_chunk,
-                                     .scale   = l->scale + (uint64_t)b * j->heads_pad,
-                                     .score   = score + (uint64_t)b * n_chunk,
-                                     .n_out   = (uint32_t)kvd_min_u64(left, n_chunk),
-                                     .largest = j->a->rule == KVD_GQA_MAX_KEPT };
+    memset(score, 0, (uint64_t)l->first_span * j->span_chunks * sizeof(float));
+    for (uint32_t i = l->first_span; i < l->n_span; i++) {
+        const uint64_t      first = (uint64_t)i * j->span_chunks;
+        const cpu_index_mix m     = { .n_chunk = j->span_chunks,
+                                      .n_head  = j->heads,
+                                      .e       = l->e + first * j->heads,
+                                      .scale   = l->scale + (uint64_t)i * j->heads_pad,
+                                      .score   = score + first,
+                                      .n_out   = (uint32_t)kvd_min_u64(l->seq->n_chunk - first,
+                                                                       j->span_chunks),
+                                      .largest = j->a->rule == KVD_GQA_MAX_KEPT };
 
         j->k->mix(&m);
     }
@@ -392,13 +447,13 @@ static float select_scores(const select_lane *l, float *score)
 
 /* ---- cascade --------------------------------------------------------------------- */
 
-/* Gives n chunks (of one block, ascending) weights by their keys. */
+/* Gives n chunks of one block (ascending) weights by their keys, among the span's others. */
 static void select_rerank_block(const select_lane *l, uint32_t block, const uint32_t *chunk,
                                 uint32_t n, float *logit)
 {
     const select_job      *j     = l->j;
     const cpu_index_shape *s     = &j->s;
-    const uint32_t         first = block * s->n_chunk;
+    const uint32_t         first = block * s->n_chunk, span = block / j->span_blocks;
     uint32_t               tiles = 0;
     float                  key[CPU_INDEX_BLOCK / 4];
 
@@ -408,46 +463,49 @@ static void select_rerank_block(const select_lane *l, uint32_t block, const uint
         logit[i] = -HUGE_VALF;
     select_key_logits(l, block, tiles, logit);
     for (uint32_t h = 0; h < j->heads; h++) {
-        const uint64_t  at = (uint64_t)block * j->heads_pad + h;
-        float          *e  = l->e + ((uint64_t)block * j->heads + h) * s->n_chunk;
-        cpu_index_weigh w  = { .n_chunk   = s->n_chunk,
-                               .per_chunk = select_per_chunk(j),
-                               .hi        = s->n_chunk,
-                               .logit     = logit + (uint64_t)h * CPU_INDEX_BLOCK,
-                               .e         = key };
-        float           most, x[SELECT_LANE16] = { 0 }, sum = 0.0f;
+        float          *e   = l->e + ((uint64_t)span * j->heads + h) * j->span_chunks;
+        float          *max = l->max + (uint64_t)span * j->heads_pad + h;
+        cpu_index_weigh w   = { .n_chunk   = s->n_chunk,
+                                .per_chunk = select_per_chunk(j),
+                                .hi        = s->n_chunk,
+                                .logit     = logit + (uint64_t)h * CPU_INDEX_BLOCK,
+                                .e         = key };
+        float           most, x[SELECT_LANE16] = { 0 };
 
         j->k->weigh(&w);
-        most = w.max > l->max[at] ? w.max : l->max[at];
-        x[0] = l->max[at] - most; /* what the landmarks' weights shrink by */
+        most = w.max > *max ? w.max : *max;
+        x[0] = *max - most; /* what the span's weights so far shrink by */
         x[1] = w.max - most;
         j->k->exps(x, (const float[SELECT_LANE16]){ 0 }, SELECT_LANE16);
-        for (uint32_t c = 0; c < s->n_chunk; c++)
-            e[c] *= x[0];
+        *max = most;
+        j->k->scale_sum(e, x[0], j->span_chunks);
         for (uint32_t i = 0; i < n; i++)
-            e[chunk[i] - first] = key[chunk[i] - first] * x[1];
-        for (uint32_t c = 0; c < s->n_chunk; c++)
-            sum += e[c];
-        l->max[at] = most;
-        l->sum[at] = sum;
+            e[chunk[i] % j->span_chunks] = key[chunk[i] - first] * x[1];
     }
 }
 
 /* Picks the best 4 k by the scores so far and reranks them. */
 static void select_rerank(select_lane *l, const float *score, float *logit)
 {
-    const uint32_t first = l->seq->first_chunk, n = l->seq->n_chunk - first;
-    const uint64_t most = (uint64_t)KVD_CASCADE_FACTOR * l->seq->k;
+    const select_job *j     = l->j;
+    const uint32_t    first = l->seq->first_chunk, n = l->seq->n_chunk - first;
+    const uint64_t    most = (uint64_t)KVD_CASCADE_FACTOR * l->seq->k;
 
-    l->n_rerank = l->j->k->best(score + first, n, (uint32_t)kvd_min_u64(n, most), l->bits, l->pos);
+    l->n_rerank = j->k->best(score + first, n, (uint32_t)kvd_min_u64(n, most), l->bits, l->pos);
     for (uint32_t i = 0; i < l->n_rerank; i++)
         l->rerank[i] = first + l->pos[i];
     for (uint32_t i = 0, end; i < l->n_rerank; i = end) {
-        const uint32_t block = l->rerank[i] / l->j->s.n_chunk;
+        const uint32_t block = l->rerank[i] / j->s.n_chunk;
 
-        for (end = i + 1; end < l->n_rerank && l->rerank[end] / l->j->s.n_chunk == block;)
+        for (end = i + 1; end < l->n_rerank && l->rerank[end] / j->s.n_chunk == block;)
             end++;
         select_rerank_block(l, block, l->rerank + i, end - i, logit);
+    }
+    for (uint32_t i = l->first_span; i < l->n_span; i++) {
+        for (uint32_t h = 0; h < j->heads; h++)
+            l->sum[(uint64_t)i * j->heads_pad + h] =
+                j->k->scale_sum(l->e + ((uint64_t)i * j->heads + h) * j->span_chunks, 1.0f,
+                                j->span_chunks);
     }
 }
 
@@ -564,7 +622,7 @@ static void select_lane_item(void *ctx, uint32_t item, uint32_t thread)
     select_lane_open(&l, j, item, j->area + (j->apart ? item : thread) * j->area_bytes);
     if (!j->apart) {
         select_queries(&l);
-        select_scan(&l, l.first_block, l.n_block, logit);
+        select_scan(&l, l.first_span, l.n_span, logit);
     }
     select_finish(&l, logit);
 }
@@ -577,9 +635,9 @@ static void select_piece_item(void *ctx, uint32_t item, uint32_t thread)
     select_lane       l;
 
     select_lane_open(&l, j, lane, j->area + lane * j->area_bytes);
-    n = l.n_block - l.first_block;
-    select_scan(&l, l.first_block + (uint32_t)(at * n / j->n_piece),
-                l.first_block + (uint32_t)((at + 1) * n / j->n_piece),
+    n = l.n_span - l.first_span;
+    select_scan(&l, l.first_span + (uint32_t)(at * n / j->n_piece),
+                l.first_span + (uint32_t)((at + 1) * n / j->n_piece),
                 j->work + thread * j->work_floats);
 }
 
@@ -593,11 +651,11 @@ static void select_items(cpu_backend *be, select_job *j, uint32_t n, os_pool_fn 
         fn(j, i, 0);
 }
 
-static void select_run(cpu_backend *be, select_job *j, uint64_t most_blocks)
+static void select_run(cpu_backend *be, select_job *j, uint64_t most_spans)
 {
     const uint32_t n_thread = be->base.n_thread;
     const bool     alone =
-        n_thread < 2 || j->n_lane * most_blocks * j->s.n_chunk * j->group <= SELECT_ALONE;
+        n_thread < 2 || j->n_lane * most_spans * j->span_chunks * j->group <= SELECT_ALONE;
 
     j->apart = !alone && j->n_lane < SELECT_APART * n_thread && j->s.kind != KVD_INDEX_CLUSTER;
     kvd_assert((j->apart && j->n_lane > n_thread ? j->n_lane : n_thread) * j->area_bytes +
@@ -605,7 +663,7 @@ static void select_run(cpu_backend *be, select_job *j, uint64_t most_blocks)
                be->ix_scratch_bytes);
     if (j->apart) {
         j->n_piece = (uint32_t)kvd_max_u64(
-            1, kvd_min_u64(most_blocks / SELECT_PIECE,
+            1, kvd_min_u64(most_spans / SELECT_PIECE,
                            kvd_div_up((uint64_t)SELECT_APART * n_thread, j->n_lane)));
         for (uint32_t i = 0; i < j->n_lane; i++) {
             select_lane l;
@@ -644,6 +702,8 @@ kvd_status cpu_select(kvd_stream *st, const kvd_select_args *a, kvd_err *err)
         most = a->seq[i].n_chunk > most ? a->seq[i].n_chunk : most;
     }
     d             = select_dims_most(j.group, j.s.dim, most);
+    j.span_blocks = j.s.kind == KVD_INDEX_QUANT_K ? 1 : CPU_INDEX_BLOCK / j.s.n_chunk;
+    j.span_chunks = j.span_blocks * j.s.n_chunk;
     j.heads       = a->rule == KVD_GQA_MEAN_LOGITS ? 1 : j.group;
     j.heads_pad   = (uint32_t)d.heads_pad;
     j.dim_pad     = (uint32_t)d.dim_pad;
@@ -652,6 +712,6 @@ kvd_status cpu_select(kvd_stream *st, const kvd_select_args *a, kvd_err *err)
     j.work_floats = select_work_floats(j.group);
     j.work        = be->ix_scratch;
     j.area        = (uint8_t *)(j.work + be->base.n_thread * j.work_floats);
-    select_run(be, &j, kvd_div_up(most, j.s.n_chunk));
+    select_run(be, &j, kvd_div_up(most, j.span_chunks));
     return KVD_OK;
 }

@@ -63,45 +63,62 @@ static __m512i vnni_pack(const __m512i x[4])
     return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(w0, w1));
 }
 
-/* Rounds q * scale to steps (lo: what is left, in 1/128 of them); returns their sum as 16 partial
- * sums. */
-static __m512 vnni_round(const cpu_index_dots *d, const float *q, const __m512 *scale, __m512 inv,
-                         int8_t *hi, int8_t *lo)
+/* Rounds q * scale to steps; returns their sum as 16 partial sums. */
+CPU_INLINE __m512 vnni_round(const cpu_index_dots *d, const float *q, const __m512 *scale,
+                             __m512 inv, int8_t *hi)
 {
-    const uint32_t n      = d->p->dim_pad;
-    const __m512i  ones   = _mm512_set1_epi8(1);
-    __m512i        sum[2] = { _mm512_setzero_si512(), _mm512_setzero_si512() };
+    const uint32_t n   = d->p->dim_pad;
+    __m512i        sum = _mm512_setzero_si512();
 
     for (uint32_t i = 0; i < n; i += 64) {
-        __m512  t[4];
         __m512i x[4];
 
 #pragma GCC unroll 4
         for (uint32_t v = 0; v < 4; v++) {
-            t[v] = _mm512_setzero_ps();
+            x[v] = _mm512_setzero_si512();
             if (i + 16 * v < n)
-                t[v] = _mm512_loadu_ps(q + i + 16 * v) * scale[i / 16 + v] * inv;
-            x[v] = _mm512_cvtps_epi32(t[v]);
-            t[v] = (t[v] - _mm512_cvtepi32_ps(x[v])) * _mm512_set1_ps(128.0f);
+                x[v] =
+                    _mm512_cvtps_epi32(_mm512_loadu_ps(q + i + 16 * v) * scale[i / 16 + v] * inv);
         }
         x[0] = vnni_pack(x);
         _mm512_storeu_si512(hi + i, x[0]);
-        sum[0] = _mm512_dpbusd_epi32(sum[0], ones, x[0]);
-        if (d->p->bits != 8)
-            continue;
-#pragma GCC unroll 4
-        for (uint32_t v = 0; v < 4; v++)
-            x[v] = _mm512_cvtps_epi32(t[v]);
+        sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), x[0]);
+    }
+    return _mm512_cvtepi32_ps(sum);
+}
+
+/* The same with what is left, in 1/128 of the steps. */
+static __m512 vnni_round2(const cpu_index_dots *d, const float *q, const __m512 *scale, __m512 inv,
+                          int8_t *hi, int8_t *lo)
+{
+    const uint32_t n      = d->p->dim_pad;
+    __m512i        sum[2] = { _mm512_setzero_si512(), _mm512_setzero_si512() };
+
+    for (uint32_t i = 0; i < n; i += 64) {
+        __m512i x[4], r[4];
+
+        for (uint32_t v = 0; v < 4; v++) {
+            __m512 t = _mm512_setzero_ps();
+
+            if (i + 16 * v < n)
+                t = _mm512_loadu_ps(q + i + 16 * v) * scale[i / 16 + v] * inv;
+            x[v] = _mm512_cvtps_epi32(t);
+            r[v] = _mm512_cvtps_epi32((t - _mm512_cvtepi32_ps(x[v])) * _mm512_set1_ps(128.0f));
+        }
         x[0] = vnni_pack(x);
-        _mm512_storeu_si512(lo + i, x[0]);
-        sum[1] = _mm512_dpbusd_epi32(sum[1], ones, x[0]);
+        r[0] = vnni_pack(r);
+        _mm512_storeu_si512(hi + i, x[0]);
+        _mm512_storeu_si512(lo + i, r[0]);
+        sum[0] = _mm512_dpbusd_epi32(sum[0], _mm512_set1_epi8(1), x[0]);
+        sum[1] = _mm512_dpbusd_epi32(sum[1], _mm512_set1_epi8(1), r[0]);
     }
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[1]), _mm512_set1_ps(0x1p-7f),
                            _mm512_cvtepi32_ps(sum[0]));
 }
 
-static void vnni_quantise(const cpu_index_dots *d, uint32_t h0, uint32_t n, uint32_t group,
-                          vnni_group *g)
+/* n, the heads, is a constant after inlining where that pays. */
+CPU_INLINE void vnni_quantise(const cpu_index_dots *d, uint32_t h0, uint32_t n, uint32_t group,
+                              vnni_group *g)
 {
     const uint32_t n_vec = (d->p->dim_pad + 15) / 16;
     __m512         scale[VNNI_VECS], mid[VNNI_VECS], max[CPU_INDEX_HEADS], each[16], step;
@@ -122,12 +139,24 @@ static void vnni_quantise(const cpu_index_dots *d, uint32_t h0, uint32_t n, uint
     step = _mm512_max_ps(vnni_max_each(max), _mm512_set1_ps(1e-30f)) * _mm512_set1_ps(1.0f / 127);
     _mm512_storeu_ps(g->step, step);
     _mm512_storeu_ps(inv, _mm512_set1_ps(1.0f) / step);
-    for (uint32_t h = 0; h < n; h++)
-        each[8 + h] = vnni_round(d, d->q + (h0 + h) * d->q_stride, scale, _mm512_set1_ps(inv[h]),
-                                 g->q[0][h], g->q[1][h]);
+    for (uint32_t h = 0; h < n; h++) {
+        const float *q = d->q + (h0 + h) * d->q_stride;
+
+        if (d->p->bits == 8)
+            each[8 + h] = vnni_round2(d, q, scale, _mm512_set1_ps(inv[h]), g->q[0][h], g->q[1][h]);
+        else
+            each[8 + h] = vnni_round(d, q, scale, _mm512_set1_ps(inv[h]), g->q[0][h]);
+    }
     _mm512_storeu_ps(sums, vf_sum_each(each));
     for (uint32_t h = 0; h < n; h++)
         g->base[h] = sums[h] - g->step[h] * (float)(1u << (d->p->bits - 1)) * sums[8 + h];
+}
+
+typedef uint16_t vnni_words __attribute__((vector_size(64)));
+
+CPU_INLINE __m512i vnni_shift(__m512i x, uint32_t n) /* the two compilers' intrinsics disagree */
+{
+    return (__m512i)((vnni_words)x >> (uint16_t)n);
 }
 
 CPU_INLINE __m512i vnni_q(const int8_t *q, uint32_t four)
@@ -162,8 +191,7 @@ CPU_INLINE void vnni_tiles(const cpu_index_dots *d, const vnni_group *g, uint32_
 
 #pragma GCC unroll 2
             for (uint32_t t = 0; t < nt; t++)
-                c[t] = bits == 8 ? x[t]
-                                 : _mm512_and_si512(_mm512_srli_epi16(x[t], (int)(s * bits)), mask);
+                c[t] = bits == 8 ? x[t] : _mm512_and_si512(vnni_shift(x[t], s * bits), mask);
 #pragma GCC unroll 16
             for (uint32_t i = 0; i < parts * nh; i++) {
                 const __m512i q = vnni_q(g->q[i / nh][i % nh], row * n_shift + s);

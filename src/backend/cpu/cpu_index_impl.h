@@ -79,6 +79,21 @@ CPU_INLINE uint32_t ix_reach(vf v, vf t)
 }
 #endif
 
+/* Channels' values to the lanes of eight heads each: two channels, one, or half of one. */
+#if CPU_VEC_W == 16
+#define IX_SPREAD 1
+CPU_INLINE vf ix_spread(const float *c)
+{
+    return _mm512_insertf32x8(_mm512_set1_ps(c[0]), _mm256_set1_ps(c[1]), 1);
+}
+#else
+#define IX_SPREAD (CPU_INDEX_HEADS / CPU_VEC_W)
+CPU_INLINE vf ix_spread(const float *c)
+{
+    return vf_set1(c[0]);
+}
+#endif
+
 CPU_INLINE float ix_max_lane(vf v)
 {
     float b[CPU_VEC_W];
@@ -103,57 +118,88 @@ typedef struct ix_fold {
     float base[CPU_INDEX_HEADS];
 } ix_fold;
 
-static void ix_fold_group(const cpu_index_dots *d, uint32_t h0, uint32_t n, uint32_t group,
-                          ix_fold *f)
+static void ix_fold_group(const cpu_index_dots *d, const float *qt, uint32_t group, ix_fold *f)
 {
     const cpu_index_plane *p = d->p;
     const uint16_t        *par =
         (const uint16_t *)(const void *)(d->lane + p->param_off) + (uint64_t)group * 2 * p->dim_pad;
-    float scale[KVD_HEAD_DIM_MAX], min[KVD_HEAD_DIM_MAX];
+    float scale[KVD_HEAD_DIM_MAX], min[KVD_HEAD_DIM_MAX], sums[16];
+    vf    base[IX_SPREAD] = { vf_set1(0.0f) };
 
-    for (uint32_t c = 0; c < p->dim; c++) {
-        scale[c] = p->elem == KVD_INDEX_BF16 ? 1.0f : kvd_f16_to_f32(par[c]);
-        min[c]   = p->elem == KVD_INDEX_BF16 ? 0.0f : kvd_f16_to_f32(par[p->dim_pad + c]);
+    for (uint32_t c = 0; c < p->dim_pad; c += CPU_VEC_W) { /* past the end lie codes */
+        vf_store(scale + c, ix_load_f16(par + c));
+        vf_store(min + c, ix_load_f16(par + p->dim_pad + c));
     }
-    for (uint32_t h = 0; h < n; h++) {
-        const float *q    = d->q + (h0 + h) * d->q_stride;
-        float        base = 0.0f;
+    for (uint32_t v = 1; v < IX_SPREAD; v++)
+        base[v] = vf_set1(0.0f);
+    for (uint32_t i = 0; i < p->dim_pad * CPU_INDEX_HEADS; i += IX_SPREAD * CPU_VEC_W) {
+        const uint32_t c = i / CPU_INDEX_HEADS;
 
-        for (uint32_t c = 0; c < p->dim; c++) {
-            f->q[c][h] = q[c] * scale[c];
-            base += q[c] * min[c];
+#pragma GCC unroll 2
+        for (uint32_t v = 0; v < IX_SPREAD; v++) {
+            const vf q = vf_load(qt + i + v * CPU_VEC_W);
+
+            vf_store(f->q[0] + i + v * CPU_VEC_W, q * ix_spread(scale + c));
+            base[v] = vf_fma(q, ix_spread(min + c), base[v]);
         }
-        f->base[h] = base;
+    }
+    memset(sums, 0, sizeof(sums));
+    for (uint32_t v = 0; v < IX_SPREAD; v++)
+        vf_store(sums + v * CPU_VEC_W, base[v]);
+    for (uint32_t h = 0; h < CPU_INDEX_HEADS; h++)
+        f->base[h] = sums[h] + sums[8 + h];
+}
+
+CPU_INLINE void ix_add(vf *acc, const float *q, vf x, uint32_t n)
+{
+#pragma GCC unroll 8
+    for (uint32_t h = 0; h < n; h++)
+        acc[h] = vf_fma(vf_set1(q[h]), x, acc[h]);
+}
+
+/* A vector of units for n heads (a constant after inlining, as is bits). */
+CPU_INLINE void ix_units(const cpu_index_plane *p, const float *q, const uint8_t *code,
+                         uint32_t bits, uint32_t n, vf *acc)
+{
+    uint32_t c = 0;
+
+    if (bits == 16) {
+        for (; c < p->dim; c++)
+            ix_add(acc, q + c * CPU_INDEX_HEADS,
+                   vf_load_bf16((const uint16_t *)(const void *)code + c * CPU_INDEX_TILE), n);
+        return;
+    }
+    for (; c < p->dim_pad; code += 64) {
+        for (uint32_t s = 0; s < 8; s += bits) {
+#pragma GCC unroll 4
+            for (uint32_t r = 0; r < 4; r++, c++)
+                ix_add(acc, q + c * CPU_INDEX_HEADS, ix_code(code, s + 8 * r, (1u << bits) - 1u),
+                       n);
+        }
     }
 }
 
 /* One tile for n heads (a constant after inlining). */
-CPU_INLINE void ix_tile(const cpu_index_dots *d, const ix_fold *f, uint32_t h0, uint32_t n,
-                        uint32_t tile)
+CPU_INLINE void ix_tile(const cpu_index_dots *d, const float *q, const float *base, uint32_t h0,
+                        uint32_t n, uint32_t tile)
 {
-    const cpu_index_plane *p       = d->p;
-    const uint32_t         per_row = p->elem == KVD_INDEX_BF16 ? 1 : cpu_index_per_row(p);
-    const uint32_t         mask    = (1u << (p->bits & 15u)) - 1u;
-    const uint8_t         *code    = d->lane + p->code_off + tile * p->tile_bytes;
+    const uint8_t *code = d->lane + d->p->code_off + tile * d->p->tile_bytes;
+    const uint32_t bits = d->p->bits;
 
     for (uint32_t v = 0; v < CPU_INDEX_TILE; v += CPU_VEC_W) {
         vf acc[CPU_INDEX_HEADS];
 
 #pragma GCC unroll 8
         for (uint32_t h = 0; h < n; h++)
-            acc[h] = vf_set1(f->base[h]);
-        for (uint32_t c = 0; c < p->dim; c++) {
-            vf x;
-
-            if (p->elem == KVD_INDEX_BF16)
-                x = vf_load_bf16((const uint16_t *)(const void *)code + c * CPU_INDEX_TILE + v);
-            else
-                x = ix_code(code + (uint64_t)(c / per_row) * 64 + 4 * v,
-                            p->bits * (c % per_row / 4) + 8 * (c % 4), mask);
-#pragma GCC unroll 8
-            for (uint32_t h = 0; h < n; h++)
-                acc[h] = vf_fma(vf_set1(f->q[c][h]), x, acc[h]);
-        }
+            acc[h] = vf_set1(base[h]);
+        if (bits == 16)
+            ix_units(d->p, q, code + 2 * v, 16, n, acc);
+        else if (bits == 8)
+            ix_units(d->p, q, code + 4 * v, 8, n, acc);
+        else if (bits == 4)
+            ix_units(d->p, q, code + 4 * v, 4, n, acc);
+        else
+            ix_units(d->p, q, code + 4 * v, 2, n, acc);
 #pragma GCC unroll 8
         for (uint32_t h = 0; h < n; h++) {
             float *out = d->out + (uint64_t)(h0 + h) * CPU_INDEX_BLOCK + tile * CPU_INDEX_TILE + v;
@@ -165,58 +211,77 @@ CPU_INLINE void ix_tile(const cpu_index_dots *d, const ix_fold *f, uint32_t h0, 
     }
 }
 
-static void ix_tile_heads(const cpu_index_dots *d, const ix_fold *f, uint32_t h0, uint32_t n,
-                          uint32_t tile)
+static void ix_tile_heads(const cpu_index_dots *d, const float *q, const float *base, uint32_t h0,
+                          uint32_t n, uint32_t tile)
 {
     switch (n) {
     case 1:
-        ix_tile(d, f, h0, 1, tile);
+        ix_tile(d, q, base, h0, 1, tile);
         break;
     case 2:
-        ix_tile(d, f, h0, 2, tile);
+        ix_tile(d, q, base, h0, 2, tile);
         break;
     case 3:
-        ix_tile(d, f, h0, 3, tile);
+        ix_tile(d, q, base, h0, 3, tile);
         break;
     case 4:
-        ix_tile(d, f, h0, 4, tile);
+        ix_tile(d, q, base, h0, 4, tile);
         break;
     case 5:
-        ix_tile(d, f, h0, 5, tile);
+        ix_tile(d, q, base, h0, 5, tile);
         break;
     case 6:
-        ix_tile(d, f, h0, 6, tile);
+        ix_tile(d, q, base, h0, 6, tile);
         break;
     case 7:
-        ix_tile(d, f, h0, 7, tile);
+        ix_tile(d, q, base, h0, 7, tile);
         break;
     default:
-        ix_tile(d, f, h0, 8, tile);
+        ix_tile(d, q, base, h0, 8, tile);
         break;
     }
 }
 
 static void ix_dots(const cpu_index_dots *d)
 {
-    const uint32_t per_group = d->p->group / CPU_INDEX_TILE;
-    ix_fold        f;
+    static const float zero[CPU_INDEX_HEADS];
+    const uint32_t     per_group = d->p->group / CPU_INDEX_TILE;
+    ix_fold            f;
 
     for (uint32_t h0 = 0; h0 < d->n_head; h0 += CPU_INDEX_HEADS) {
         const uint32_t n      = d->n_head - h0 < CPU_INDEX_HEADS ? d->n_head - h0 : CPU_INDEX_HEADS;
+        const float   *qt     = d->qt + (uint64_t)h0 * d->q_stride;
         uint32_t       folded = UINT32_MAX;
 
         for (uint32_t t = 0; t < d->p->n_unit / CPU_INDEX_TILE; t++) {
             if (!(d->tiles >> t & 1))
                 continue;
+            if (d->p->elem == KVD_INDEX_BF16) {
+                ix_tile_heads(d, qt, zero, h0, n, t);
+                continue;
+            }
             if (folded != t / per_group)
-                ix_fold_group(d, h0, n, t / per_group, &f);
+                ix_fold_group(d, qt, t / per_group, &f);
             folded = t / per_group;
-            ix_tile_heads(d, &f, h0, n, t);
+            ix_tile_heads(d, f.q[0], f.base, h0, n, t);
         }
     }
 }
 
 /* ---- weights --------------------------------------------------------------------- */
+
+static float ix_scale_sum(float *x, float factor, uint32_t n)
+{
+    vf sum = vf_set1(0.0f);
+
+    for (uint32_t i = 0; i < n; i += CPU_VEC_W) {
+        const vf v = vf_load(x + i) * vf_set1(factor);
+
+        sum = sum + v;
+        vf_store(x + i, v);
+    }
+    return ix_sum_lane(sum);
+}
 
 static void ix_sum_tokens(const cpu_index_weigh *w)
 {
@@ -230,32 +295,52 @@ static void ix_sum_tokens(const cpu_index_weigh *w)
     }
 }
 
+static void ix_radius(float *logit, const uint16_t *radius, float q, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i += CPU_VEC_W)
+        vf_store(logit + i, vf_fma(vf_set1(q), ix_load_f16(radius + i), vf_load(logit + i)));
+}
+
+/* Largest of n, a multiple of 16. */
+static float ix_max(const float *x, uint32_t n)
+{
+    vf       m[4] = { vf_load(x), vf_load(x), vf_load(x), vf_load(x) };
+    uint32_t i    = 0;
+
+    for (; i + 4 * CPU_VEC_W <= n; i += 4 * CPU_VEC_W) {
+#pragma GCC unroll 4
+        for (uint32_t v = 0; v < 4; v++)
+            m[v] = vf_max(m[v], vf_load(x + i + v * CPU_VEC_W));
+    }
+    for (; i < n; i += CPU_VEC_W)
+        m[0] = vf_max(m[0], vf_load(x + i));
+    return ix_max_lane(vf_max(vf_max(m[0], m[1]), vf_max(m[2], m[3])));
+}
+
 static void ix_weigh(cpu_index_weigh *w)
 {
     const uint32_t n    = w->n_chunk * w->per_chunk;
     const bool     part = w->lo > 0 || w->hi < w->n_chunk;
-    vf             max = vf_set1(-HUGE_VALF), sum = vf_set1(0.0f);
+    float         *e    = w->per_chunk > 1 ? w->logit : w->e;
+    vf             max, sum = vf_set1(0.0f);
 
-    for (uint32_t i = 0; i < n && w->radius; i += CPU_VEC_W)
-        vf_store(w->logit + i,
-                 vf_fma(vf_set1(w->radius_q), ix_load_f16(w->radius + i), vf_load(w->logit + i)));
     for (uint32_t i = 0; i < n && part; i++) {
         if (i < w->lo * w->per_chunk || i >= w->hi * w->per_chunk)
             w->logit[i] = -HUGE_VALF;
     }
-    for (uint32_t i = 0; i < n; i += CPU_VEC_W)
-        max = vf_max(max, vf_load(w->logit + i));
-    w->max = ix_max_lane(max);
+    w->max = ix_max(w->logit, n);
     max    = vf_set1(w->max);
-    for (uint32_t i = 0; i < n; i += CPU_VEC_W)
-        vf_store((w->per_chunk > 1 ? w->logit : w->e) + i, vf_exp(vf_load(w->logit + i) - max));
+    for (uint32_t i = 0; i < n; i += CPU_VEC_W) {
+        const vf x = vf_exp(vf_load(w->logit + i) - max);
+
+        sum = sum + x;
+        vf_store(e + i, x);
+    }
     if (w->per_chunk > 1)
         ix_sum_tokens(w);
     for (uint32_t c = 0; c < w->n_chunk && part; c++)
         w->e[c] = c < w->lo || c >= w->hi ? 0.0f : w->e[c];
-    for (uint32_t i = 0; i < w->n_chunk; i += CPU_VEC_W)
-        sum = sum + vf_load(w->e + i);
-    w->sum = ix_sum_lane(sum);
+    w->sum = part ? ix_scale_sum(w->e, 1.0f, w->n_chunk) : ix_sum_lane(sum);
 }
 
 static void ix_exps(float *x, const float *max, uint32_t n)
@@ -412,10 +497,10 @@ static uint32_t ix_best(const float *score, uint32_t n, uint32_t k, uint32_t *bi
     return out;
 }
 
-#define CPU_INDEX_TABLE                                                                    \
-    {                                                                                      \
-        .dots = ix_dots, .weigh = ix_weigh, .mix = ix_mix, .ema = ix_ema, .exps = ix_exps, \
-        .best = ix_best, .threshold = ix_threshold                                         \
+#define CPU_INDEX_TABLE                                                                           \
+    {                                                                                             \
+        .dots = ix_dots, .radius = ix_radius, .weigh = ix_weigh, .scale_sum = ix_scale_sum,       \
+        .mix = ix_mix, .ema = ix_ema, .exps = ix_exps, .best = ix_best, .threshold = ix_threshold \
     }
 
 #endif

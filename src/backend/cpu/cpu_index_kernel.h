@@ -16,22 +16,21 @@ typedef struct cpu_index_dots {
     uint32_t               n_head;
     uint64_t               q_stride; /* a multiple of 16 */
     const float           *q;        /* [n_head][q_stride], scaled; zero from dim on */
+    const float           *qt;       /* the same: [n_head / 8 rounded up][q_stride][8] */
     float                 *out;      /* [n_head][CPU_INDEX_BLOCK] */
     bool                   add;      /* to what out holds */
 } cpu_index_dots;
 
-/* Logits of one head in one block to weights relative to their largest: e = exp(x - max). */
+/* Logits of one head in one span to weights relative to their largest: e = exp(x - max). */
 typedef struct cpu_index_weigh {
-    uint32_t        n_chunk, per_chunk; /* of the block; logits of a chunk */
-    uint32_t        lo, hi;             /* chunks that count; the others weigh 0 */
-    const uint16_t *radius;             /* [n_chunk] or NULL */
-    float           radius_q;           /* |q| / sqrt(head_dim) */
-    float          *logit;              /* in, overwritten */
-    float          *e;                  /* out [n_chunk] */
-    float           max, sum;           /* out: largest logit; sum of e */
+    uint32_t n_chunk, per_chunk; /* of the span; logits of a chunk.  n_chunk a multiple of 16 */
+    uint32_t lo, hi;             /* chunks that count; the others weigh 0 */
+    float   *logit;              /* [n_chunk * per_chunk] in, overwritten */
+    float   *e;                  /* out [n_chunk] */
+    float    max, sum;           /* out: largest logit; sum of e */
 } cpu_index_weigh;
 
-/* Score of one block's chunks from its weights: sum or largest of scale[h] * e[h][chunk]. */
+/* Score of one span's chunks from its weights: sum or largest of scale[h] * e[h][chunk]. */
 typedef struct cpu_index_mix {
     uint32_t     n_chunk, n_head;
     const float *e;     /* [n_head][n_chunk] */
@@ -43,10 +42,14 @@ typedef struct cpu_index_mix {
 
 typedef struct cpu_index_kernels {
     void (*dots)(const cpu_index_dots *);
+    /* logit[0 .. n) += q * radius, n a multiple of 16 */
+    void (*radius)(float *logit, const uint16_t *radius, float q, uint32_t n);
     void (*weigh)(cpu_index_weigh *);
+    /* x[0 .. n) *= factor, n a multiple of 16; returns the sum of the products */
+    float (*scale_sum)(float *x, float factor, uint32_t n);
     void (*mix)(const cpu_index_mix *);
     void (*ema)(uint16_t *ema, const float *score, uint32_t n, float alpha);
-    /* x[0 .. n) <- exp(x - max), max of the same length */
+    /* x[0 .. n) <- exp(x - max), n a multiple of 16 */
     void (*exps)(float *x, const float *max, uint32_t n);
     /* The k best of score[0 .. n), ties to the lower position, ascending: their bits and positions.
      * bits and pos have room for n; returns how many, min(k, n). */
