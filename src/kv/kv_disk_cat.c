@@ -6,6 +6,7 @@
  * A row is believed only if its checksum over all that matters fits; a damaged one is quarantined.
  * A database that is damaged as a whole makes every lookup a miss and every store refused; the
  * file `damaged` tells the next open to start with an empty one. */
+#include <errno.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,6 +38,7 @@ typedef enum cat_stmt {
 struct disk_cat {
     sqlite3      *db;
     sqlite3_stmt *stmt[CAT_N];
+    bool          full; /* the last failure: the filesystem has no room */
 };
 
 static const char schema_[] =
@@ -108,6 +110,8 @@ static void path_in(const kv_disk *d, const char *name, char out[DISK_PATH_BYTES
 /* Any failure of SQLite ends here.  KVD_E_CORRUPT breaks the catalogue for this process. */
 static kvd_status cat_fail(kv_disk *d, int rc, kvd_err *err)
 {
+    const bool  full = (rc & 0xff) == SQLITE_FULL;
+    int         sys  = d->cat && d->cat->db ? sqlite3_system_errno(d->cat->db) : 0;
     const char *text = d->cat && d->cat->db ? sqlite3_errmsg(d->cat->db) : sqlite3_errstr(rc);
     char        path[DISK_PATH_BYTES];
 
@@ -120,8 +124,10 @@ static kvd_status cat_fail(kv_disk *d, int rc, kvd_err *err)
         }
         return kvd_fail(err, KVD_E_CORRUPT, 0, "%s/catalog.db: %s", d->dir, text);
     }
-    return kvd_fail(err, (rc & 0xff) == SQLITE_NOMEM ? KVD_E_NOMEM : KVD_E_IO,
-                    d->cat && d->cat->db ? sqlite3_system_errno(d->cat->db) : 0,
+    if (d->cat)
+        d->cat->full = full;
+    sys = full ? ENOSPC : sys;
+    return kvd_fail(err, (rc & 0xff) == SQLITE_NOMEM ? KVD_E_NOMEM : KVD_E_IO, sys ? sys : EIO,
                     "%s/catalog.db: %s", d->dir, text);
 }
 
@@ -178,6 +184,15 @@ static bool cat_simple(kv_disk *d, cat_stmt which, int64_t id)
 static bool transaction(kv_disk *d, cat_stmt which, kvd_err *err, kvd_status *st)
 {
     return cat_run(d, cat_use(d, which), st, err);
+}
+
+/* Some failures have rolled back by themselves. */
+static void rollback(kv_disk *d)
+{
+    kvd_status ignored;
+
+    if (!sqlite3_get_autocommit(d->cat->db))
+        (void)transaction(d, CAT_ROLLBACK, NULL, &ignored);
 }
 
 /* Steps a query; false at its end or on an error, which is a miss. */
@@ -439,7 +454,7 @@ kvd_status kv_disk_cat_publish(kv_disk *d, disk_row *r, const kv_disk_key *name,
                                kvd_err *err)
 {
     const uint64_t day[2] = { (uint64_t)d->day, d->stats.day_bytes };
-    kvd_status     st, ignored;
+    kvd_status     st;
 
     if (!transaction(d, CAT_BEGIN, err, &st))
         return st;
@@ -449,8 +464,13 @@ kvd_status kv_disk_cat_publish(kv_disk *d, disk_row *r, const kv_disk_key *name,
             meta_set(d, "day", day, sizeof(day), &st, err) && transaction(d, CAT_COMMIT, err, &st))
             return KVD_OK;
     }
-    (void)transaction(d, CAT_ROLLBACK, NULL, &ignored);
+    rollback(d);
     return st;
+}
+
+bool kv_disk_cat_full(const kv_disk *d)
+{
+    return d->cat && d->cat->full;
 }
 
 bool kv_disk_cat_remove(kv_disk *d, int64_t id)
@@ -462,7 +482,7 @@ bool kv_disk_cat_remove(kv_disk *d, int64_t id)
     if (cat_simple(d, CAT_REMOVE, id) && cat_simple(d, CAT_BAD_NAMES, id) &&
         transaction(d, CAT_COMMIT, NULL, &st))
         return true;
-    (void)transaction(d, CAT_ROLLBACK, NULL, &st);
+    rollback(d);
     return false;
 }
 
@@ -492,24 +512,26 @@ void kv_disk_cat_touch(kv_disk *d, const int64_t *id, uint32_t n, uint64_t used)
             break;
     }
     if (!transaction(d, CAT_COMMIT, NULL, &st))
-        (void)transaction(d, CAT_ROLLBACK, NULL, &st);
+        rollback(d);
 }
 
 kvd_status kv_disk_cat_oldest(kv_disk *d, bool                                salted_only,
                               bool (*fn)(void *ctx, const disk_row *r), void *ctx, kvd_err *err)
 {
-    sqlite3_stmt *s = cat_use(d, salted_only ? CAT_OLDEST_SALTED : CAT_OLDEST);
+    sqlite3_stmt *s  = cat_use(d, salted_only ? CAT_OLDEST_SALTED : CAT_OLDEST);
+    int           rc = s ? sqlite3_step(s) : SQLITE_CORRUPT;
     disk_row      r;
+    kvd_status    st = KVD_OK;
 
-    while (cat_next(d, s)) {
+    while (rc == SQLITE_ROW) {
         (void)row_parse(s, &r);
-        if (!fn(ctx, &r)) {
-            sqlite3_reset(s);
-            break;
-        }
+        rc = fn(ctx, &r) ? sqlite3_step(s) : SQLITE_DONE;
     }
-    return d->cat_broken ? kvd_fail(err, KVD_E_CORRUPT, 0, "%s/catalog.db: damaged", d->dir)
-                         : KVD_OK;
+    if (rc != SQLITE_DONE)
+        st = cat_fail(d, rc, err);
+    if (s)
+        sqlite3_reset(s);
+    return st;
 }
 
 /* ---- open and close --------------------------------------------------------------- */
@@ -570,7 +592,8 @@ static kvd_status cat_connect(kv_disk *d, kvd_err *err)
 {
     static const char setup[] = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
                                 "PRAGMA synchronous = NORMAL; PRAGMA trusted_schema = OFF;"
-                                "PRAGMA cell_size_check = ON;";
+                                "PRAGMA cell_size_check = ON;"
+                                "PRAGMA wal_autocheckpoint = 256;";
     char              path[DISK_PATH_BYTES];
     int               rc;
 

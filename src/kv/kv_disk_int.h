@@ -93,6 +93,7 @@ uint32_t kv_disk_cat_tails(kv_disk *d, const kv_disk_key *parent, int64_t *id, u
 kvd_status kv_disk_cat_publish(kv_disk *d, disk_row *r, const kv_disk_key *name, uint32_t n_name,
                                kvd_err *err);
 bool       kv_disk_cat_remove(kv_disk *d, int64_t id);
+bool       kv_disk_cat_full(const kv_disk *d); /* its last failure was a filesystem without room */
 void       kv_disk_cat_set_bad(kv_disk *d, int64_t id);
 void       kv_disk_cat_touch(kv_disk *d, const int64_t *id, uint32_t n, uint64_t used);
 /* Units in the order in which they should go; fn returns false to stop. salted_only: of those. */

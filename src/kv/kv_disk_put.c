@@ -329,8 +329,7 @@ kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const vo
                                .b_bytes = l->ordered ? (uint64_t)l->n_rec * 2 : 0 };
 
     if (p->error)
-        return kvd_fail(err, KVD_E_IO, p->error, "%s: a write failed: %s", d->dir,
-                        strerror(p->error));
+        return kvd_fail(err, KVD_E_IO, p->error, "%s: a write failed", d->dir);
     KVD_TRY(put_write(d, p, lane, lane * l->rec_slot, l->rec_slot, &rec, err));
     KVD_TRY(put_write(d, p, l->n_lane + lane, l->n_lane * l->rec_slot + lane * l->aux_slot,
                       l->aux_slot, &extra, err));

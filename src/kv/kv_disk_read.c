@@ -299,7 +299,7 @@ void kv_disk_read_done(kv_disk *d, disk_slot *s, const os_io_done *done)
     uint64_t     bad;
 
     if (ours && done->error) {
-        ticket_fail(d, t, KVD_E_IO, done->error, u, s->off, strerror(done->error));
+        ticket_fail(d, t, KVD_E_IO, done->error, u, s->off, "read");
         kv_disk_quarantine(d, u, t->err.msg); /* or it would fail again, and again */
     } else if (ours && done->bytes < s->bytes) {
         ticket_fail(d, t, KVD_E_CORRUPT, 0, u, s->off + done->bytes, "the file ends here");
@@ -404,7 +404,7 @@ kvd_status kv_disk_unit_load(kv_disk *d, disk_unit *u, kvd_err *err)
     u->n_ref++;
     u->sum = kvd_malloc(l->n_page * 8);
     st     = u->sum ? load_range(d, u, true, l->sums_off, l->n_page * 8, u->sum, err)
-                    : kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory for a unit's checksums");
+                    : kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory for checksums");
     if (st == KVD_OK && !d->p.unchecked &&
         kv_disk_table_sum(u->seed, u->sum, l->n_page) != u->sums_hash) {
         kv_disk_quarantine(d, u, "its table of checksums is damaged");

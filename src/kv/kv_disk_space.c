@@ -386,11 +386,26 @@ void kv_disk_pause_error(kv_disk *d, int sys, const char *text)
     kvd_log(KVD_LOG_WARN, "%s: nothing is stored for a while: %s", d->dir, text);
 }
 
+/* Removing a row takes some room, too.  Where there is none, the unit's bytes go first; were we
+ * killed in between, its checksums would tell. */
+static bool remove_full(kv_disk *d, const disk_row *r)
+{
+    int fd;
+
+    if (kv_disk_file_use(d, r->file, &fd, NULL) != KVD_OK)
+        return false;
+    os_file_punch(fd, r->off, r->bytes);
+    kv_disk_file_release(d, r->file);
+    return kv_disk_cat_remove(d, r->id);
+}
+
 bool kv_disk_evict(kv_disk *d, const disk_row *r)
 {
     kv_disk_stats *s = &d->stats;
 
-    if (kv_disk_unit_in_use(d, r->id) || !kv_disk_cat_remove(d, r->id))
+    if (kv_disk_unit_in_use(d, r->id))
+        return false;
+    if (!kv_disk_cat_remove(d, r->id) && !(kv_disk_cat_full(d) && remove_full(d, r)))
         return false;
     kv_disk_at(d, "evicted");
     kv_disk_space_free(d, r->file, r->off, r->bytes);

@@ -20,9 +20,7 @@
 
 static kvd_status fail_errno(kvd_err *err, const char *what, const char *path)
 {
-    const int e = errno;
-
-    return kvd_fail(err, KVD_E_IO, e, "%s: %s: %s", path, what, strerror(e));
+    return kvd_fail(err, KVD_E_IO, errno, "%s: %s", path, what);
 }
 
 kvd_status os_file_open(int *fd, const char *path, uint32_t flags, kvd_err *err)

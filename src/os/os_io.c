@@ -78,7 +78,7 @@ kvd_status os_io_open(os_io **out, const os_io_params *p, kvd_err *err)
     io->depth = q.depth;
     io->slot  = kvd_calloc(q.depth, sizeof(*io->slot));
     st        = io->slot ? open_backend(io, &q, err)
-                         : kvd_fail(err, KVD_E_NOMEM, 0, "I/O queue: no memory for %u requests", q.depth);
+                         : kvd_fail(err, KVD_E_NOMEM, 0, "I/O queue: no memory for its slots");
     if (st != KVD_OK) {
         os_io_close(io);
         return st;

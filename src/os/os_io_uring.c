@@ -108,7 +108,7 @@ kvd_status os_io_uring_open(io_backend **out, const os_io_params *p, kvd_err *er
     if (r < 0) {
         kvd_free(u);
         return kvd_fail(err, r == -ENOMEM ? KVD_E_NOMEM : KVD_E_UNSUPPORTED, -r,
-                        "io_uring: refused by the system: %s", strerror(-r));
+                        "io_uring: refused by the system");
     }
     u->base = (io_backend){ .ops = &uring_ops, .name = "io_uring" };
     /* Pinning saves the kernel work per request; a limit on locked memory may forbid it. */
