@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* index_naive.h - scores of one lane from its keys, by the formulas of backend.h in double, without
  * the index's layout: landmarks are made and quantised here.  CASCADE takes its reranked chunks
- * from its own landmark scores.  Not for CLUSTER.  Header-only help of test_index.c. */
+ * from its own landmark scores; CLUSTER takes the assignment as stored, and BF16 only.
+ * Header-only help of test_index.c. */
 #ifndef KVD_TEST_INDEX_NAIVE_H
 #define KVD_TEST_INDEX_NAIVE_H
 
+#include "backend/cpu/cpu_index_layout.h"
 #include "index_case.h"
 
 typedef struct naive_lane {
@@ -84,6 +86,44 @@ static float naive_chunk(const naive_lane *l, uint32_t chunk, uint32_t i, naive_
     return max;
 }
 
+/* The cluster of a chunk, numbered through the sequence: segments have up to 16 blocks. */
+static uint32_t naive_cluster(const index_case *c, uint32_t s, uint32_t head, uint32_t chunk)
+{
+    const uint32_t  per = 256 / c->sh.desc.chunk_tokens, block = chunk / per;
+    cpu_index_shape shape;
+    const uint8_t  *at;
+
+    cpu_index_shape_of(&shape, &c->sh.desc);
+    at = cpu_index_lane(&c->ix, c->iblock[c->first_block[s] + block], head) + shape.cluster_off;
+    if (at[0] != block % 16)
+        return UINT32_MAX;
+    return block / 16 * 256 + at[64 + chunk % per];
+}
+
+/* Chunks take the mean of their cluster's means for their own. */
+static void naive_cluster_means(naive_lane *l)
+{
+    const uint32_t n = l->n_unit, dim = l->dim;
+    float         *mean = case_mem((uint64_t)n * dim * sizeof(*mean));
+    uint32_t      *of = case_mem(n * sizeof(*of)), *count = case_mem(n * sizeof(*count));
+
+    for (uint32_t u = 0; u < n; u++) {
+        of[u] = naive_cluster(l->c, l->s, l->head, u);
+        if (of[u] >= n)
+            exit(1);
+        count[of[u]]++;
+        for (uint32_t i = 0; i < dim; i++)
+            mean[(uint64_t)of[u] * dim + i] += l->value[(uint64_t)u * dim + i];
+    }
+    for (uint32_t u = 0; u < n; u++) {
+        for (uint32_t i = 0; i < dim; i++)
+            l->value[(uint64_t)u * dim + i] = mean[(uint64_t)of[u] * dim + i] / (float)count[of[u]];
+    }
+    kvd_pages_free(mean, (uint64_t)n * dim * sizeof(*mean) + 64);
+    kvd_pages_free(of, n * sizeof(*of) + 64);
+    kvd_pages_free(count, n * sizeof(*count) + 64);
+}
+
 static naive_lane naive_marks(const index_case *c, uint32_t s, uint32_t head, naive_mark mark)
 {
     const uint32_t per = 256 / c->sh.desc.chunk_tokens;
@@ -94,6 +134,8 @@ static naive_lane naive_marks(const index_case *c, uint32_t s, uint32_t head, na
         for (uint32_t i = 0; i < l.dim; i++)
             l.value[(uint64_t)u * l.dim + i] = naive_chunk(&l, u, i, mark);
     }
+    if (c->sh.desc.kind == KVD_INDEX_CLUSTER)
+        naive_cluster_means(&l);
     naive_store(&l, c->sh.desc.elem, per < 32 ? per : 32);
     return l;
 }

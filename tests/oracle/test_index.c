@@ -71,6 +71,18 @@ static const index_shape shapes[] = {
     { KEYS(KVD_INDEX_INT2, 16, 20), 2, 2, B16, 4, 1, { 30 }, { 1 }, { 13 } },
     { KEYS(KVD_INDEX_INT8, 4, 128), 4, 1, B16, 4, 1, { 70 }, { 4 }, { 13 } },
     { KEYS(KVD_INDEX_BF16, 16, 64), 14, 2, F32, 4, 1, { 48 }, { 1 }, { 13 } },
+    { KIND(KVD_INDEX_CLUSTER, KVD_INDEX_BF16, 4, 64), 14, 2, B16, 4, 1, { 1290 }, { 4 }, { 40 } },
+    { KIND(KVD_INDEX_CLUSTER, KVD_INDEX_BF16, 8, 80),
+      3,
+      1,
+      F32,
+      4,
+      2,
+      { 64, 33 },
+      { 2, 0 },
+      { 8, 8 } },
+    { KIND(KVD_INDEX_CLUSTER, KVD_INDEX_INT4, 4, 64), 7, 1, B16, 4, 1, { 1090 }, { 4 }, { 40 } },
+    { KIND(KVD_INDEX_CLUSTER, KVD_INDEX_INT8, 16, 96), 4, 1, B16, 4, 1, { 300 }, { 1 }, { 9 } },
     { CASC(KVD_INDEX_INT4, KVD_INDEX_INT4, 4, 64), 14, 2, B16, 4, 1, { 640 }, { 4 }, { 20 } },
     { CASC(KVD_INDEX_BF16, KVD_INDEX_INT2, 8, 80), 3, 1, B16, 4, 2, { 64, 7 }, { 2, 3 }, { 8, 9 } },
 };
@@ -247,7 +259,8 @@ static void test_ref_matches_formulas(void **state)
             c.args.rule = (kvd_gqa_rule)rule;
             test_run(&c, "ref", NULL, 1);
             check_follows(&c);
-            check_naive(&c, i);
+            if (c.sh.desc.kind != KVD_INDEX_CLUSTER || c.sh.desc.elem == KVD_INDEX_BF16)
+                check_naive(&c, i);
         }
         case_close(&c);
     }
@@ -336,6 +349,290 @@ static void test_cpu_matches_ref(void **state)
         kvd_pages_free(want, c.n_lane_chunk * sizeof(*want) + 64);
         case_close(&c);
     }
+}
+
+/* ---- small print ------------------------------------------------------------------ */
+
+/* Threads, pieces and the neighbours of a batch change no bit; "ref" builds the same index. */
+static void test_threads_change_nothing(void **state)
+{
+    static const index_shape shape[] = {
+        { MEAN(KVD_INDEX_INT4, true, 4, 64), 14, 2, B16, 4, 1, { 3000 }, { 4 }, { 190 } },
+        { MEAN(KVD_INDEX_INT4, true, 4, 64),
+          9,
+          3,
+          B16,
+          4,
+          3,
+          { 700, 900, 320 },
+          { 4, 700, 9 },
+          { 40, 30, 20 } },
+        { KEYS(KVD_INDEX_INT4, 4, 64), 8, 2, B16, 4, 1, { 700 }, { 4 }, { 40 } },
+        { CASC(KVD_INDEX_INT4, KVD_INDEX_INT4, 4, 64), 14, 2, B16, 4, 1, { 900 }, { 4 }, { 30 } },
+        { KIND(KVD_INDEX_CLUSTER, KVD_INDEX_BF16, 4, 64),
+          7,
+          1,
+          B16,
+          4,
+          2,
+          { 1300, 64 },
+          { 4, 4 },
+          { 30, 8 } },
+    };
+    kvd_rng rng;
+
+    (void)state;
+    kvd_rng_seed(&rng, test_seed);
+    for (size_t i = 0; i < KVD_COUNTOF(shape); i++) {
+        index_case     c     = case_open(&shape[i], &rng);
+        const uint64_t n_sel = (uint64_t)c.sh.n_seq * c.sh.n_kv_head * (c.k_max + 1);
+        float         *score = case_mem(c.n_lane_chunk * sizeof(*score));
+        uint32_t      *sel   = case_mem(n_sel * sizeof(*sel));
+        uint8_t       *index = case_mem(c.ix_bytes);
+
+        test_run(&c, "ref", NULL, 1);
+        memcpy(index, c.ix.pool, c.ix_bytes);
+        for (uint32_t t = 1; t <= 7; t += 2) {
+            memset(c.ix.pool, 0, c.ix_bytes);
+            test_run(&c, "cpu", NULL, t);
+            assert_memory_equal(index, c.ix.pool, c.ix_bytes);
+            if (t == 1) {
+                memcpy(score, c.score, c.n_lane_chunk * sizeof(*score));
+                memcpy(sel, c.sel, n_sel * sizeof(*sel));
+            }
+            assert_memory_equal(score, c.score, c.n_lane_chunk * sizeof(*score));
+            assert_memory_equal(sel, c.sel, n_sel * sizeof(*sel));
+        }
+        kvd_pages_free(index, c.ix_bytes + 64);
+        kvd_pages_free(sel, n_sel * sizeof(*sel) + 64);
+        kvd_pages_free(score, c.n_lane_chunk * sizeof(*score) + 64);
+        case_close(&c);
+    }
+}
+
+/* Whatever is asked of a selection's edges: nothing to select, nothing wanted, all wanted. */
+static void test_edges(void **state)
+{
+    static const index_shape shape[] = {
+        { MEAN(KVD_INDEX_INT4, true, 4, 64),
+          7,
+          1,
+          B16,
+          4,
+          3,
+          { 64, 64, 65 },
+          { 64, 4, 64 },
+          { 9, 0, 9 } },
+        { KEYS(KVD_INDEX_INT4, 16, 64),
+          2,
+          1,
+          B16,
+          4,
+          3,
+          { 16, 17, 1 },
+          { 16, 16, 0 },
+          { 3, 3, 100 } },
+        { CASC(KVD_INDEX_INT4, KVD_INDEX_INT4, 8, 64),
+          3,
+          1,
+          B16,
+          4,
+          3,
+          { 32, 33, 9 },
+          { 32, 32, 1 },
+          { 3, 0, 100 } },
+        { KIND(KVD_INDEX_CLUSTER, KVD_INDEX_INT4, 8, 64),
+          3,
+          1,
+          B16,
+          4,
+          3,
+          { 32, 33, 9 },
+          { 32, 32, 1 },
+          { 3, 0, 100 } },
+    };
+    static const char *const name[] = { "ref", "cpu" };
+    kvd_rng                  rng;
+
+    (void)state;
+    kvd_rng_seed(&rng, test_seed);
+    for (size_t i = 0; i < KVD_COUNTOF(shape); i++) {
+        index_case c = case_open(&shape[i], &rng);
+
+        for (size_t b = 0; b < 2; b++) {
+            for (int rule = 0; rule < KVD_GQA_RULE_COUNT; rule++) {
+                c.args.rule = (kvd_gqa_rule)rule;
+                test_run(&c, name[b], NULL, 2);
+                for (uint32_t s = 0; s < c.sh.n_seq; s++) {
+                    const uint32_t n = c.sh.n_chunk[s] - c.sh.first[s];
+
+                    assert_int_equal(c.result[s].n_sel, c.sh.k[s] < n ? c.sh.k[s] : n);
+                    check_ema(&c, s, 0);
+                }
+            }
+        }
+        case_close(&c);
+    }
+}
+
+/* Queries that are no numbers, and an average that nobody keeps: scores of 0, the lowest chunks. */
+static void test_nan_is_harmless(void **state)
+{
+    index_case c;
+    kvd_rng    rng;
+
+    (void)state;
+    kvd_rng_seed(&rng, test_seed);
+    for (size_t i = 0; i < KVD_COUNTOF(shapes); i += 3) {
+        c = case_open(&shapes[i], &rng);
+        for (uint64_t j = 0; j < c.sh.n_seq * c.args.q_stride; j++)
+            c.q[j] = __builtin_nanf("");
+        for (uint32_t s = 0; s < c.sh.n_seq; s++)
+            c.seq[s].ema = NULL;
+        for (int isa = -1; isa <= (int)os_cpu_get()->isa; isa++) {
+            test_run(&c, isa < 0 ? "ref" : "cpu", isa < 0 ? NULL : os_isa_name((os_isa)isa), 2);
+            assert_memory_equal(c.ema, c.ema_was, c.n_lane_chunk * sizeof(*c.ema));
+            for (uint32_t s = 0; s < c.sh.n_seq; s++) {
+                for (uint32_t j = 0; j < c.sh.n_chunk[s]; j++)
+                    if (c.seq[s].score[j] != 0.0f)
+                        fail_msg("shape %zu, level %d, chunk %u: %g", i, isa, j,
+                                 (double)c.seq[s].score[j]);
+                for (uint32_t j = 0; j < c.result[s * c.sh.n_kv_head].n_sel; j++)
+                    assert_int_equal(c.seq[s].sel[j] & ~KVD_SELECT_URGENT, c.sh.first[s] + j);
+            }
+        }
+        case_close(&c);
+    }
+}
+
+/* The smallest set that reaches top_p, by its definition, and no more than k. */
+static void check_top_p(const index_case *c, uint32_t lane)
+{
+    const uint32_t  n = c->sh.n_chunk[0], n_sel = c->result[lane].n_sel, k = c->sh.k[0];
+    const float    *score = c->score + (uint64_t)lane * c->lane_chunks;
+    const uint32_t *sel   = c->sel + (uint64_t)lane * (c->k_max + 1);
+    uint64_t        all = 0, sum = 0, least = UINT64_MAX;
+
+    for (uint32_t i = 0; i < n; i++)
+        all += (uint64_t)((double)score[i] * 0x1p40);
+    for (uint32_t i = 0; i < n_sel; i++) {
+        const uint64_t x = (uint64_t)((double)score[sel[i] & ~KVD_SELECT_URGENT] * 0x1p40);
+
+        sum += x;
+        least = x < least ? x : least;
+    }
+    for (uint32_t i = 0; i < n; i++) { /* nobody better was left out */
+        bool in = false;
+
+        for (uint32_t j = 0; j < n_sel; j++)
+            in = in || (sel[j] & ~KVD_SELECT_URGENT) == i;
+        assert_true(in || (uint64_t)((double)score[i] * 0x1p40) <= least);
+    }
+    if (n_sel < k)
+        assert_true((double)sum >= (double)all * (double)c->args.top_p - 1.0);
+    assert_true((double)(sum - least) < (double)all * (double)c->args.top_p + 1.0);
+}
+
+static void test_top_p(void **state)
+{
+    static const index_shape shape = {
+        MEAN(KVD_INDEX_INT4, true, 4, 64), 14, 2, B16, 4, 1, { 500 }, { 4 }, { 60 }
+    };
+    static const float p[]   = { 1e-6f, 0.3f, 0.5f, 0.9f, 0.999f };
+    bool               fewer = false, all = false;
+    kvd_rng            rng;
+    index_case         c;
+
+    (void)state;
+    kvd_rng_seed(&rng, test_seed);
+    c = case_open(&shape, &rng);
+    for (size_t i = 0; i < KVD_COUNTOF(p); i++) {
+        c.args.top_p = p[i];
+        for (int isa = -1; isa <= (int)os_cpu_get()->isa; isa++) {
+            test_run(&c, isa < 0 ? "ref" : "cpu", isa < 0 ? NULL : os_isa_name((os_isa)isa), 1);
+            for (uint32_t lane = 0; lane < 2; lane++) {
+                check_top_p(&c, lane);
+                fewer = fewer || (c.result[lane].n_sel > 1 && c.result[lane].n_sel < 60);
+                all   = all || c.result[lane].n_sel == 60;
+            }
+        }
+    }
+    assert_true(fewer && all);
+    case_close(&c);
+}
+
+/* Clusters must gather what lies together: a third of the variance is left at most. */
+static void test_clusters_gather(void **state)
+{
+    static const index_shape shape = {
+        KIND(KVD_INDEX_CLUSTER, KVD_INDEX_BF16, 4, 64), 1, 1, F32, 4, 1, { 1024 }, { 4 }, { 8 }
+    };
+    double     left = 0.0, all = 0.0;
+    kvd_rng    rng;
+    index_case c;
+    naive_lane l;
+
+    (void)state;
+    kvd_rng_seed(&rng, test_seed);
+    c = case_open(&shape, &rng);
+    for (uint32_t t = 0; t < 4096; t++) { /* 40 topics, come and gone */
+        const uint32_t topic = t / 64 * 7919 % 40;
+
+        for (uint32_t i = 0; i < 64; i++)
+            case_set_key(&c, t / 256, 0, t % 256, i,
+                         (float)((topic * 31 + i * 17) % 23) / 4.0f + 0.5f * case_normal(&rng));
+    }
+    test_run(&c, "cpu", NULL, 2);
+    l = naive_marks(&c, 0, 0, NAIVE_MEAN);
+    for (uint32_t i = 0; i < 64; i++) {
+        double mean = 0.0;
+
+        for (uint32_t u = 0; u < 1024; u++)
+            mean += (double)naive_chunk(&l, u, i, NAIVE_MEAN) / 1024.0;
+        for (uint32_t u = 0; u < 1024; u++) {
+            const double x = (double)naive_chunk(&l, u, i, NAIVE_MEAN);
+
+            all += (x - mean) * (x - mean);
+            left += (x - (double)l.value[u * 64 + i]) * (x - (double)l.value[u * 64 + i]);
+        }
+    }
+    if (!(left < 0.33 * all))
+        fail_msg("clusters leave %.3g of the variance", left / all);
+    naive_free(&l);
+    case_close(&c);
+}
+
+/* INT4 landmarks against the chunks' exact means: what quantising loses, of what selects. */
+static void test_int4_is_close_to_exact(void **state)
+{
+    static const index_shape shape = {
+        MEAN(KVD_INDEX_INT4, true, 4, 64), 7, 1, F32, 4, 1, { 4096 }, { 4 }, { 256 }
+    };
+    index_shape exact  = shape;
+    uint32_t   *sel    = case_mem(256 * sizeof(*sel));
+    uint32_t    common = 0;
+    kvd_rng     rng;
+    index_case  c;
+
+    (void)state;
+    exact.desc.elem = KVD_INDEX_BF16;
+    kvd_rng_seed(&rng, test_seed);
+    c = case_open(&exact, &rng);
+    test_run(&c, "ref", NULL, 1);
+    memcpy(sel, c.sel, 256 * sizeof(*sel));
+    case_close(&c);
+    kvd_rng_seed(&rng, test_seed);
+    c = case_open(&shape, &rng);
+    test_run(&c, "cpu", NULL, 1);
+    for (uint32_t i = 0, j = 0; i < 256; i++) {
+        while (j < 255 && (c.sel[j] & ~KVD_SELECT_URGENT) < (sel[i] & ~KVD_SELECT_URGENT))
+            j++;
+        common += (c.sel[j] & ~KVD_SELECT_URGENT) == (sel[i] & ~KVD_SELECT_URGENT);
+    }
+    if (common < 225)
+        fail_msg("of 256 chunks selected by exact means, INT4 finds %u", common);
+    kvd_pages_free(sel, 256 * sizeof(*sel) + 64);
+    case_close(&c);
 }
 
 /* ---- speed ----------------------------------------------------------------------- */
@@ -435,6 +732,12 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ref_matches_formulas),
         cmocka_unit_test(test_cpu_matches_ref),
+        cmocka_unit_test(test_threads_change_nothing),
+        cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_nan_is_harmless),
+        cmocka_unit_test(test_top_p),
+        cmocka_unit_test(test_clusters_gather),
+        cmocka_unit_test(test_int4_is_close_to_exact),
     };
 
     if (argc >= 2 && strcmp(argv[1], "--perf") == 0)

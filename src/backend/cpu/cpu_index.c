@@ -203,8 +203,8 @@ static void select_queries(const select_lane *l)
             sum += x * x;
             l->q[2][at + i] = x;
             if (j->s.kind == KVD_INDEX_BOX) {
-                l->q[0][at + i] = x < 0.0f ? x : 0.0f;
-                l->q[1][at + i] = x > 0.0f ? x : 0.0f;
+                l->q[0][at + i] = x > 0.0f ? 0.0f : x; /* a NaN stays one */
+                l->q[1][at + i] = x < 0.0f ? 0.0f : x;
             } else {
                 l->q[0][at + i] = x;
                 l->q[1][at + i] = fabsf(x) * CPU_INDEX_STD;

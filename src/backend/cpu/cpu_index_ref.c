@@ -14,11 +14,12 @@ typedef struct ref_lane {
     const kvd_select_seq  *seq;
     const cpu_index_shape *s;
     uint32_t               kv_head, group, n_block;
-    const float           *q;     /* [group][dim] */
-    double                *logit; /* [group][n_chunk]; then weights */
-    double                *cent;  /* [group][n_chunk], of which n_block * 16 are used */
-    uint64_t              *key;   /* [n_chunk] */
-    float                 *score; /* the caller's, of this KV head */
+    const float           *q;      /* [group][dim] */
+    uint64_t               stride; /* n_chunk + 16: holds the last block's centroids too */
+    double                *logit;  /* [group][stride]; then weights */
+    double                *cent;   /* [group][stride] */
+    uint64_t              *key;    /* [n_chunk] */
+    float                 *score;  /* the caller's, of this KV head */
     uint32_t               n_sel;
 } ref_lane;
 
@@ -26,7 +27,7 @@ uint64_t cpu_ref_select_scratch_bytes(const kvd_backend_limits *lim)
 {
     const uint64_t group = kvd_div_up(lim->n_head, kvd_max_u64(1, lim->n_kv_head));
 
-    return (2 * group + 1) * lim->n_chunk * sizeof(double);
+    return (2 * group + 1) * ((uint64_t)lim->n_chunk + CPU_INDEX_CENTROID) * sizeof(double);
 }
 
 /* ---- reading the index ----------------------------------------------------------- */
@@ -95,7 +96,7 @@ static void ref_key_logit(const ref_lane *l, const uint8_t *lane, uint32_t chunk
     const cpu_index_shape *s = l->s;
 
     for (uint32_t h = 0; h < l->group; h++)
-        l->logit[(uint64_t)h * l->seq->n_chunk + chunk] = -HUGE_VAL;
+        l->logit[h * l->stride + chunk] = -HUGE_VAL;
     for (uint32_t t = 0; t < s->chunk_tokens; t++) {
         double x[256];
 
@@ -106,7 +107,7 @@ static void ref_key_logit(const ref_lane *l, const uint8_t *lane, uint32_t chunk
             part.group = l->group - h0 < 256 ? l->group - h0 : 256;
             ref_dot(&part, &s->key, lane, at * s->chunk_tokens + t, REF_Q, x, 1);
             for (uint32_t h = 0; h < part.group; h++) {
-                double      *sum = &l->logit[(uint64_t)(h0 + h) * l->seq->n_chunk + chunk];
+                double      *sum = &l->logit[(h0 + h) * l->stride + chunk];
                 const double max = *sum > x[h] ? *sum : x[h];
 
                 *sum = max + log(exp(*sum - max) + exp(x[h] - max));
@@ -118,7 +119,7 @@ static void ref_key_logit(const ref_lane *l, const uint8_t *lane, uint32_t chunk
 static void ref_mark_logit(const ref_lane *l, const uint8_t *lane, uint32_t chunk, uint32_t at)
 {
     const cpu_index_shape *s      = l->s;
-    const uint64_t         stride = l->seq->n_chunk;
+    const uint64_t         stride = l->stride;
     double                *out = l->logit + chunk, *second = l->cent + chunk;
 
     ref_dot(l, &s->mark[0], lane, at, s->kind == KVD_INDEX_BOX ? REF_NEG : REF_Q, out, stride);
@@ -146,7 +147,7 @@ static void ref_cluster_logits(const ref_lane *l)
     for (uint32_t c = 0; c < l->n_block * CPU_INDEX_CENTROID; c++)
         ref_dot(l, &s->mark[0],
                 cpu_index_lane(&l->a->index, l->seq->iblock[c / CPU_INDEX_CENTROID], l->kv_head),
-                c % CPU_INDEX_CENTROID, REF_Q, l->cent + c, n);
+                c % CPU_INDEX_CENTROID, REF_Q, l->cent + c, l->stride);
     for (uint32_t c = l->seq->first_chunk; c < n; c++) {
         const uint8_t *cl =
             cpu_index_lane(&l->a->index, l->seq->iblock[c / s->n_chunk], l->kv_head) +
@@ -155,7 +156,7 @@ static void ref_cluster_logits(const ref_lane *l)
             cpu_index_centroid(c / s->n_chunk, l->n_block, cl[0], cl[64 + c % s->n_chunk]);
 
         for (uint32_t h = 0; h < l->group; h++)
-            l->logit[h * n + c] = l->cent[h * n + k] + log((double)s->chunk_tokens);
+            l->logit[h * l->stride + c] = l->cent[h * l->stride + k] + log((double)s->chunk_tokens);
     }
 }
 
@@ -182,8 +183,8 @@ static void ref_logits(const ref_lane *l)
 static double ref_normalise(const ref_lane *l, uint32_t h, double kept_lse)
 {
     const uint64_t n   = l->seq->n_chunk;
-    const double  *x   = l->logit + h * n;
-    double        *p   = l->cent + h * n;
+    const double  *x   = l->logit + h * l->stride;
+    double        *p   = l->cent + h * l->stride;
     double         max = kept_lse, sum;
 
     for (uint64_t c = l->seq->first_chunk; c < n; c++)
@@ -207,7 +208,7 @@ static void ref_mean_logits(const ref_lane *l)
 
     for (uint64_t c = l->seq->first_chunk; c < n; c++) {
         for (uint32_t h = 1; h < l->group; h++)
-            l->logit[c] += l->logit[h * n + c];
+            l->logit[c] += l->logit[h * l->stride + c];
         l->logit[c] /= (double)l->group;
     }
 }
@@ -231,7 +232,7 @@ static double ref_scores(const ref_lane *l)
         double x = 0.0;
 
         for (uint32_t h = 0; h < heads && c >= l->seq->first_chunk; h++) {
-            const double p = l->cent[h * n + c];
+            const double p = l->cent[h * l->stride + c];
 
             if (rule != KVD_GQA_MAX_KEPT)
                 x += p / heads;
@@ -369,7 +370,7 @@ kvd_status cpu_ref_select(kvd_stream *st, const kvd_select_args *a, kvd_err *err
     cpu_index_shape_of(&s, &a->index.desc);
     for (uint32_t i = 0; i < a->n_seq; i++) {
         const kvd_select_seq *seq = &a->seq[i];
-        const uint64_t        n   = seq->n_chunk;
+        const uint64_t        n   = (uint64_t)seq->n_chunk + CPU_INDEX_CENTROID;
 
         kvd_assert((2 * (uint64_t)group + 1) * n * sizeof(double) <= st->be->ix_scratch_bytes);
         for (uint32_t h = 0; h < a->index.n_kv_head; h++) {
@@ -378,7 +379,8 @@ kvd_status cpu_ref_select(kvd_stream *st, const kvd_select_args *a, kvd_err *err
                            .s       = &s,
                            .kv_head = h,
                            .group   = group,
-                           .n_block = (uint32_t)kvd_div_up(n, s.n_chunk),
+                           .n_block = (uint32_t)kvd_div_up(seq->n_chunk, s.n_chunk),
+                           .stride  = n,
                            .q       = a->q + seq->row * a->q_stride + (uint64_t)h * group * s.dim,
                            .logit   = mem,
                            .cent    = mem + group * n,
