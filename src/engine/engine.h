@@ -67,6 +67,7 @@ typedef struct engine_buffers {
     float   *cos_sin;                              /* [n_batch][n_rot] */
     float   *logits;                               /* [n_logits][n_vocab] */
     int32_t *token;                                /* [n_batch] */
+    float   *all_x, *all_cos_sin; /* [n_ctx] rows of a prompt that goes layer by layer, or NULL */
 } engine_buffers;
 
 /* What one sequence has beside its KV. */
@@ -118,6 +119,18 @@ kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kv
 /* engine_pipeline.c: the batch laid out in s->part and s->buf.token goes through all layers; KV has
  * been reserved.  Fills buf.logits for the n_out wanted rows.  Commits nothing. */
 kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err);
+/* Its pieces: the session's buffers as a run of n_token rows; K and V stored; exact attention. */
+model_run  engine_run_of(kvd_session *s, uint32_t n_token);
+kvd_status engine_append(const model_run *r, const kvd_kv_layout *layout, const kvd_kv_seq *part,
+                         uint32_t n_part, kvd_err *err);
+kvd_status engine_attn(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
+                       const kvd_kv_seq *part, uint32_t n_part, kvd_err *err);
+
+/* engine_prompt.c: n_token tokens appended to a sequence whose KV is current, one layer after the
+ * other, each in batches of n_batch; for stores that are not resident.  Fills logits of the last
+ * token.  On failure the store holds what it held.  fn as in kvd_prefill(). */
+kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
+                             kvd_progress_fn fn, void *ctx, kvd_err *err);
 
 /* ---- sampler (engine_sampler.c) --------------------------------------------------- */
 

@@ -23,6 +23,7 @@ typedef struct work {
     const uint8_t  *want; /* [n_token], or NULL: the last one if want_last */
     bool            want_last;
     bool            exact; /* a prompt, or what was one */
+    bool            more;  /* of the same prompt follows: its blocks are sealed together */
     uint32_t final_len;    /* what only_seq grows to in the end; 0: to what this batch makes it */
 } work;
 
@@ -114,7 +115,7 @@ static kvd_status commit_parts(kvd_session *s, const work *w, kvd_err *err)
 {
     for (uint32_t i = 0; i < s->n_part; i++)
         kv_seq_commit(s->kv, s->part_seq[i], s->part[i].n_row);
-    for (uint32_t i = 0; i < s->n_part; i++)
+    for (uint32_t i = 0; i < s->n_part && !w->more; i++)
         KVD_TRY(kv_seq_seal(s->kv, s->model->stream, s->part_seq[i], is_step(&s->part[i], w), err));
     for (uint32_t i = 0; i < s->n_part; i++) {
         const kvd_kv_seq *p = &s->part[i];
@@ -240,12 +241,62 @@ kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
     return eval_work(s, &w, err);
 }
 
+/* Batch by batch through all layers. */
+static kvd_status prefill_batches(kvd_session *s, uint32_t seq, const int32_t *token,
+                                  uint32_t n_token, kvd_progress_fn fn, void *ctx, kvd_err *err)
+{
+    const uint32_t final_len = s->seq[seq].n_token + n_token;
+
+    for (uint32_t done = 0; done < n_token;) {
+        const uint32_t n = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
+        const work     w = { .n_token   = n,
+                             .token     = token + done,
+                             .only_seq  = seq,
+                             .want_last = done + n == n_token,
+                             .exact     = true,
+                             .more      = done + n < n_token && kv_resident(s->kv),
+                             .final_len = final_len };
+
+        if (fn && !fn(ctx, done, n_token))
+            return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after %u of %u tokens", done,
+                            n_token);
+        KVD_TRY(eval_work(s, &w, err));
+        done += n;
+    }
+    return KVD_OK;
+}
+
+/* Layer by layer, where K and V cannot all stay on the device. */
+static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *token,
+                                 uint32_t n_token, kvd_progress_fn fn, void *ctx, kvd_err *err)
+{
+    const uint64_t t0      = kvd_now_ns();
+    const uint32_t n_vocab = model_get_hparams(s->model->net)->n_vocab;
+    engine_seq    *q       = &s->seq[seq];
+
+    for (uint32_t i = 0; i < n_token; i++) {
+        if (token[i] < 0 || (uint32_t)token[i] >= n_vocab)
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "token %u of the prompt has id %d, the vocabulary %u", i, token[i],
+                            n_vocab);
+    }
+    s->n_logits = 0;
+    KVD_TRY(make_current(s, seq, q->n_token + n_token, err));
+    KVD_TRY(engine_prompt_run(s, seq, token, n_token, fn, ctx, err));
+    memcpy(q->token + q->n_token, token, n_token * sizeof(*token));
+    q->n_token += n_token;
+    s->n_logits = 1;
+    engine_attention_admit(s, seq);
+    s->stats.n_prefill += n_token;
+    s->stats.prefill_ns += kvd_now_ns() - t0;
+    return KVD_OK;
+}
+
 kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                           kvd_progress_fn fn, void *ctx, kvd_err *err)
 {
     uint32_t   before;
-    size_t     done = 0;
-    kvd_status st   = KVD_OK;
+    kvd_status st;
 
     if (seq >= s->params.n_seq || n_token == 0)
         return kvd_fail(err, KVD_E_INVAL, 0, "prefill of %zu tokens into sequence %u of %u",
@@ -256,22 +307,9 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
                         "the prompt has %zu tokens, the sequence holds %u, and its context is %u "
                         "tokens (-c)",
                         n_token, before, s->params.n_ctx);
-    while (done < n_token && st == KVD_OK) {
-        const uint32_t n = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
-        const work     w = { .n_token   = n,
-                             .token     = token + done,
-                             .only_seq  = seq,
-                             .want_last = done + n == n_token,
-                             .exact     = true,
-                             .final_len = before + (uint32_t)n_token };
-
-        if (fn && !fn(ctx, done, n_token))
-            st = kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after %zu of %zu tokens", done,
-                          n_token);
-        else
-            st = eval_work(s, &w, err);
-        done += n;
-    }
+    st = (kv_resident(s->kv) || n_token <= s->params.n_batch
+              ? prefill_batches
+              : prefill_layers)(s, seq, token, (uint32_t)n_token, fn, ctx, err);
     if (st == KVD_OK && fn)
         fn(ctx, n_token, n_token);
     if (st != KVD_OK)

@@ -10,7 +10,7 @@
 
 #include "engine/engine.h"
 
-static model_run run_of(kvd_session *s, uint32_t n_token)
+model_run engine_run_of(kvd_session *s, uint32_t n_token)
 {
     engine_buffers *b = &s->buf;
 
@@ -44,15 +44,15 @@ static void fill_cos_sin(kvd_session *s)
     }
 }
 
-static kvd_status store_kv(kvd_session *s, uint32_t layer, const model_run *r, kvd_err *err)
+kvd_status engine_append(const model_run *r, const kvd_kv_layout *layout, const kvd_kv_seq *part,
+                         uint32_t n_part, kvd_err *err)
 {
-    const kvd_kv_layout      l = kv_layout(s->kv, layer);
     const kvd_kv_append_args a = {
-        .n_seq    = s->n_part,
-        .seq      = s->part,
-        .kv       = l,
-        .k_stride = (uint64_t)l.n_kv_head * l.head_dim,
-        .v_stride = (uint64_t)l.n_kv_head * l.head_dim,
+        .n_seq    = n_part,
+        .seq      = part,
+        .kv       = *layout,
+        .k_stride = (uint64_t)layout->n_kv_head * layout->head_dim,
+        .v_stride = (uint64_t)layout->n_kv_head * layout->head_dim,
         .k        = r->k,
         .v        = r->v,
     };
@@ -60,7 +60,7 @@ static kvd_status store_kv(kvd_session *s, uint32_t layer, const model_run *r, k
     return r->ops->kv_append(r->stream, &a, err);
 }
 
-static kvd_status attn(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
+kvd_status engine_attn(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
                        const kvd_kv_seq *part, uint32_t n_part, kvd_err *err)
 {
     const model_hparams *hp     = model_get_hparams(s->model->net);
@@ -92,14 +92,14 @@ static kvd_status attend_dense(kvd_session *s, uint32_t layer, const model_run *
     if (n_part == 0)
         return KVD_OK;
     if (kv_resident(s->kv))
-        return attn(s, r, &layout, part, n_part, err);
+        return engine_attn(s, r, &layout, part, n_part, err);
     for (uint32_t i = 0; i < n_part; i++) {
         kvd_kv_seq p = part[i];
 
         if (i == 0 || seq[i] != seq[i - 1])
             KVD_TRY(kv_dense_view(s->kv, r->stream, layer, seq[i], &layout, &block, err));
         p.block = block;
-        KVD_TRY(attn(s, r, &layout, &p, 1, err));
+        KVD_TRY(engine_attn(s, r, &layout, &p, 1, err));
     }
     return KVD_OK;
 }
@@ -229,10 +229,12 @@ static kvd_status run_layers(kvd_session *s, model_run *r, kvd_err *err)
     const uint32_t n_layer = model_get_hparams(net)->n_layer;
 
     for (uint32_t il = 0; il < n_layer; il++) {
+        const kvd_kv_layout layout = kv_layout(s->kv, il);
+
         if (atomic_exchange_explicit(&s->cancel, false, memory_order_relaxed))
             return kvd_fail(err, KVD_E_CANCELED, 0, "evaluation canceled at layer %u", il);
         KVD_TRY(model_qkv(net, il, r, err));
-        KVD_TRY(store_kv(s, il, r, err));
+        KVD_TRY(engine_append(r, &layout, s->part, s->n_part, err));
         if (il + 1 < n_layer)
             KVD_TRY(attend(s, il, r, err));
         else
@@ -245,7 +247,7 @@ static kvd_status run_layers(kvd_session *s, model_run *r, kvd_err *err)
 
 kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
 {
-    model_run  r   = run_of(s, n_token);
+    model_run  r   = engine_run_of(s, n_token);
     const bool was = kvd_alloc_guard(true);
     kvd_status st;
 

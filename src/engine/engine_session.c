@@ -142,12 +142,13 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
 }
 
 /* Lays the buffers out one behind the other; base NULL only measures. */
-static uint64_t plan_buffers(const kvd_model *m, const kvd_session_params *p, engine_buffers *b,
-                             uint8_t *base)
+static uint64_t plan_buffers(const kvd_model *m, const kvd_session_params *p, bool resident,
+                             engine_buffers *b, uint8_t *base)
 {
-    const model_hparams *hp   = model_get_hparams(m->net);
-    const uint64_t       n_q  = (uint64_t)hp->n_head * hp->head_dim;
-    const uint64_t       n_kv = (uint64_t)hp->n_kv_head * hp->head_dim;
+    const uint64_t       n_all = resident ? 0 : p->n_ctx; /* else no prompt goes layer by layer */
+    const model_hparams *hp    = model_get_hparams(m->net);
+    const uint64_t       n_q   = (uint64_t)hp->n_head * hp->head_dim;
+    const uint64_t       n_kv  = (uint64_t)hp->n_kv_head * hp->head_dim;
     const struct {
         void   **at;
         uint64_t row, n_row; /* elements of 4 bytes */
@@ -163,6 +164,8 @@ static uint64_t plan_buffers(const kvd_model *m, const kvd_session_params *p, en
         { (void **)&b->cos_sin, hp->n_rot, p->n_batch },
         { (void **)&b->logits, hp->n_vocab, p->n_logits },
         { (void **)&b->token, 1, p->n_batch },
+        { (void **)&b->all_x, hp->n_embd, n_all },
+        { (void **)&b->all_cos_sin, hp->n_rot, n_all },
     };
     uint64_t off = 0;
 
@@ -209,8 +212,9 @@ static kvd_status fill_plan(const kvd_model *m, const session_shape *sh, kvd_pla
 
     KVD_TRY(kv_plan(&sh->kv, &kv, err));
     plan_tiers(&kv, sh, out);
-    out->weight_bytes  = gguf_mapped_bytes(m->file);
-    out->scratch_bytes = plan_buffers(m, p, &buf, NULL) + m->be->ops->reserve_bytes(m->be, &lim);
+    out->weight_bytes = gguf_mapped_bytes(m->file);
+    out->scratch_bytes =
+        plan_buffers(m, p, kv.resident, &buf, NULL) + m->be->ops->reserve_bytes(m->be, &lim);
     out->host_bytes  = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p);
     out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
     out->available_bytes = os_mem_available();
@@ -306,14 +310,15 @@ kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_sessio
     if (st == KVD_OK)
         st = kv_store_open(&s->kv, m->be, &sh.kv, err);
     if (st == KVD_OK)
-        st = m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE, plan_buffers(m, p, &s->buf, NULL),
-                                   &s->buf.mem, err);
+        st = m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE,
+                                   plan_buffers(m, p, plan.kv_resident, &s->buf, NULL), &s->buf.mem,
+                                   err);
     if (st != KVD_OK) {
         engine_session_close(s);
         return st;
     }
     kv_set_policy(s->kv, &sh.attention.policy);
-    plan_buffers(m, p, &s->buf, s->buf.mem.ptr);
+    plan_buffers(m, p, plan.kv_resident, &s->buf, s->buf.mem.ptr);
     kvd_log(KVD_LOG_INFO,
             "session: %u sequence(s) of up to %u tokens, KV %" PRIu64 " MiB (%" PRIu64
             " bytes a token), scratch %" PRIu64 " MiB",

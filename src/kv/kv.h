@@ -121,6 +121,18 @@ kvd_status kv_seq_seal(kv_store *s, kvd_stream *st, uint32_t seq, bool grown, kv
  * fails the sequence is cut further, as kv_seq_len() tells. */
 void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep);
 
+/* A prompt that goes through the layers one by one, where not everything is resident: its K and V
+ * of one layer lie on the stage, in place for exact attention, until the layer is done; then they
+ * are indexed and move down.  In place of reserve, commit and seal: begin; per layer, in order,
+ * open, the kernels' work, close; end or abort.  One prompt at a time, and nothing else in between.
+ */
+kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err);
+kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_layout *layout,
+                          const uint64_t **block, kvd_err *err);
+kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err);
+void       kv_prompt_end(kv_store *s);
+void       kv_prompt_abort(kv_store *s);
+
 /* For the kernels: where a layer's lanes lie, and the blocks of a sequence (committed and reserved;
  * valid until the sequence changes; what is not raw has no block). */
 kvd_kv_layout   kv_layout(const kv_store *s, uint32_t layer);

@@ -4,6 +4,7 @@
  * kv_plan.c     sizes
  * kv_store.c    open, blocks: who has which
  * kv_seal.c     raw blocks to records and back
+ * kv_prompt.c   a prompt that goes through the layers one by one
  * kv_step.c     select, fetch, attend
  *
  * A *lane index* counts lanes of all sequences: (seq * n_layer + layer) * n_kv_head + head.  Arrays
@@ -44,6 +45,11 @@ typedef struct kv_step {
     uint64_t          *src, *dst;                 /* [copies_max] */
 } kv_step;
 
+typedef struct kv_prompt {
+    uint32_t seq, n_new;
+    uint32_t first, end; /* blocks that become sealed */
+} kv_prompt;
+
 struct kv_store {
     kvd_backend     *be;
     kv_params        params;
@@ -77,6 +83,7 @@ struct kv_store {
     kv_seq   *seq;         /* [n_seq] */
     uint64_t *lists;       /* [n_seq][2][blocks_max], where block and iblock point */
     uint64_t *stage_block; /* [blocks_max] */
+    kv_prompt prompt;      /* under way, or n_new 0 */
 
     kv_counts counts;
     uint64_t *lane_select, *lane_hit; /* [n_layer][n_kv_head] */
@@ -119,9 +126,33 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
 uint64_t kv_map_bytes(const kv_params *p, bool resident);
 uint64_t kv_copies_max(const kv_params *p);
 
-/* kv_seal.c.  unmap: gives back what sealed block number b holds.  unseal: back to n_sealed tokens;
- * what a failure leaves is sealed and whole. */
+/* Where a raw block has a layer's lanes; where the stage has block number b of its layer. */
+static inline uint64_t kv_layer_of(const kv_store *s, uint64_t block, uint32_t layer)
+{
+    return block + (uint64_t)layer * s->params.n_kv_head * s->layout.head_stride;
+}
+
+static inline uint64_t kv_stage_block(const kv_store *s, uint32_t b)
+{
+    return s->stage_off + (uint64_t)b * s->params.n_kv_head * s->layout.head_stride;
+}
+
+/* kv_seal.c.
+ * map, unmap: takes and gives back what sealed block number b holds besides its raw block.
+ * index_layer: landmarks of n blocks that lie anywhere.
+ * move_layer: between a layer's lanes at offset `at` and the host records of block b.
+ * keep_sinks: the first chunks of a sequence get a place on the device for good.
+ * fill_stage: all sealed records of a layer to the stage, block by block as if they were raw.
+ * unseal: back to n_sealed tokens; what a failure leaves is sealed and whole. */
+void       kv_map_block(kv_store *s, uint32_t seq, uint32_t b);
 void       kv_unmap_block(kv_store *s, uint32_t seq, uint32_t b);
+kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_kv_layout *kv,
+                          const uint64_t *block, const uint64_t *iblock, uint32_t n, kvd_err *err);
+kvd_status kv_move_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                         uint64_t at, bool down, kvd_err *err);
+kvd_status kv_keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint64_t at,
+                         kvd_err *err);
+kvd_status kv_fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq, kvd_err *err);
 kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_sealed, kvd_err *err);
 
 /* kv_step.c: asserts that slot maps and slots agree. */

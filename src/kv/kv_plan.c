@@ -17,12 +17,14 @@ static uint64_t chunks_max(const kv_params *p)
     return kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (KV_BLOCK_TOKENS / p->chunk_tokens);
 }
 
-/* Blocks of one sequence that can be raw at a time. */
+/* Blocks of one sequence that can be raw at a time: what is not sealed and a batch; or, around a
+ * prompt that goes layer by layer, what was not sealed before it and what is not after it. */
 static uint64_t raw_blocks(const kv_params *p)
 {
-    const uint64_t most = (uint64_t)KV_BLOCK_TOKENS - 1 + p->n_local + p->n_batch;
+    const uint64_t rest  = (uint64_t)KV_BLOCK_TOKENS - 1 + p->n_local;
+    const uint64_t batch = kvd_div_up(kvd_min_u64(rest + p->n_batch, p->n_ctx), KV_BLOCK_TOKENS);
 
-    return kvd_div_up(kvd_min_u64(most, p->n_ctx), KV_BLOCK_TOKENS);
+    return kvd_max_u64(batch, 2 * kvd_div_up(kvd_min_u64(rest, p->n_ctx), KV_BLOCK_TOKENS));
 }
 
 static uint64_t index_block_bytes(const kv_params *p)

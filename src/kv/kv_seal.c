@@ -2,7 +2,7 @@
 /* kv_seal.c - raw blocks become indexed records, and back; one layer brought up for dense
  * attention.
  *
- * Blocks are sealed whole: map_block() takes an index block and host records for all lanes, then
+ * Blocks are sealed whole: kv_map_block() takes an index block and host records for all lanes, then
  * each layer is indexed and copied, then the raw block goes.  Nothing is lost by a failure: until
  * the last layer is done a block stays raw.
  * Thread: the session's. */
@@ -36,39 +36,34 @@ static kvd_status copy_records(kv_store *s, kvd_stream *st, const uint64_t *from
     return s->be->ops->record_copy(st, &a, err);
 }
 
-/* Between a raw block and the host records of one layer. */
-static kvd_status move_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
-                             uint64_t block, bool down, kvd_err *err)
+kvd_status kv_move_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                         uint64_t at, bool down, kvd_err *err)
 {
     uint64_t n = 0;
 
     for (uint32_t h = 0; h < s->params.n_kv_head; h++)
-        n = list_lane(s, kv_lane(s, seq, layer) + h, b, kv_record_in_block(s, block, layer, h, 0),
-                      n);
+        n = list_lane(s, kv_lane(s, seq, layer) + h, b, at + h * s->layout.head_stride, n);
     if (down)
         return copy_records(s, st, s->step.src, &s->pool, s->step.dst, &s->host, n, err);
     return copy_records(s, st, s->step.dst, &s->host, s->step.src, &s->pool, n, err);
 }
 
-/* The first chunks of a sequence also get a place on the device for good. */
-static kvd_status keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
-                             uint64_t block, kvd_err *err)
+kvd_status kv_keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint64_t at,
+                         kvd_err *err)
 {
     uint64_t n = 0;
 
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
         for (uint32_t i = 0; i < s->sinks; i++, n++) {
-            s->step.src[n] = kv_record_in_block(s, block, layer, h, i);
+            s->step.src[n] = at + h * s->layout.head_stride + i * s->layout.record_bytes;
             s->step.dst[n] = kv_record_in_window(s, kv_lane(s, seq, layer) + h, i);
         }
     }
     return copy_records(s, st, s->step.src, &s->pool, s->step.dst, &s->pool, n, err);
 }
 
-/* Landmarks of n blocks that lie anywhere. */
-static kvd_status index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_kv_layout *kv,
-                              const uint64_t *block, const uint64_t *iblock, uint32_t n,
-                              kvd_err *err)
+kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_kv_layout *kv,
+                          const uint64_t *block, const uint64_t *iblock, uint32_t n, kvd_err *err)
 {
     kvd_index_build_args a = {
         .n_block = n, .kv = *kv, .index = s->index, .block = block, .iblock = iblock
@@ -80,7 +75,7 @@ static kvd_status index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const
 
 /* ---- maps --------------------------------------------------------------------------- */
 
-static void map_block(kv_store *s, uint32_t seq, uint32_t b)
+void kv_map_block(kv_store *s, uint32_t seq, uint32_t b)
 {
     const uint64_t at = (uint64_t)b * s->block_chunks;
 
@@ -124,12 +119,12 @@ static kvd_status seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t
     const kvd_kv_layout l = kv_layout(s, layer);
 
     if (s->params.sparse)
-        KVD_TRY(index_layer(s, st, layer, &l, q->block + first, q->iblock + first, n, err));
+        KVD_TRY(kv_index_layer(s, st, layer, &l, q->block + first, q->iblock + first, n, err));
     for (uint32_t b = first; b < first + n && !s->sizes.resident; b++)
-        KVD_TRY(move_layer(s, st, seq, layer, b, q->block[b], true, err));
+        KVD_TRY(kv_move_layer(s, st, seq, layer, b, kv_layer_of(s, q->block[b], layer), true, err));
     if (first > 0 || s->sizes.resident)
         return KVD_OK;
-    return keep_sinks(s, st, seq, layer, q->block[0], err);
+    return kv_keep_sinks(s, st, seq, layer, kv_layer_of(s, q->block[0], layer), err);
 }
 
 static kvd_status seal_blocks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n, kvd_err *err)
@@ -139,7 +134,7 @@ static kvd_status seal_blocks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_
     kvd_status     rc    = KVD_OK;
 
     for (uint32_t b = first; b < first + n; b++)
-        map_block(s, seq, b);
+        kv_map_block(s, seq, b);
     for (uint32_t il = 0; il < s->params.n_layer && rc == KVD_OK; il++)
         rc = seal_layer(s, st, seq, il, first, n, err);
     if (rc != KVD_OK) {
@@ -188,7 +183,7 @@ kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_seale
             kvd_assert(s->n_free > 0);
             block = s->free_stack[s->n_free - 1];
             for (uint32_t il = 0; il < s->params.n_layer; il++)
-                KVD_TRY(move_layer(s, st, seq, il, b, block, false, err));
+                KVD_TRY(kv_move_layer(s, st, seq, il, b, kv_layer_of(s, block, il), false, err));
             s->n_free--;
         }
         kv_unmap_block(s, seq, b);
@@ -200,21 +195,17 @@ kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_seale
 
 /* ---- dense attention ---------------------------------------------------------------- */
 
-/* All sealed records of a layer go to the stage, block by block as if they were raw. */
-static kvd_status fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq,
-                             kvd_err *err)
+kvd_status kv_fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq, kvd_err *err)
 {
-    const uint32_t n_chunk     = s->seq[seq].n_sealed / s->params.chunk_tokens;
-    const uint64_t layer_bytes = s->sizes.block_bytes / s->params.n_layer;
-    uint64_t       n           = 0;
+    const uint32_t n_chunk = s->seq[seq].n_sealed / s->params.chunk_tokens;
+    uint64_t       n       = 0;
 
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
         const uint32_t *host = s->host_of + (kv_lane(s, seq, layer) + h) * s->n_chunk_max;
 
         for (uint32_t c = 0; c < n_chunk; c++, n++) {
             s->step.src[n] = host[c] * s->layout.record_bytes;
-            s->step.dst[n] = s->stage_off + c / s->block_chunks * layer_bytes +
-                             h * s->layout.head_stride +
+            s->step.dst[n] = kv_stage_block(s, c / s->block_chunks) + h * s->layout.head_stride +
                              c % s->block_chunks * s->layout.record_bytes;
         }
     }
@@ -225,17 +216,16 @@ static kvd_status fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32
 kvd_status kv_dense_view(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq,
                          kvd_kv_layout *layout, const uint64_t **block, kvd_err *err)
 {
-    const kv_seq  *q           = &s->seq[seq];
-    const uint64_t layer_bytes = s->sizes.block_bytes / s->params.n_layer;
+    const kv_seq *q = &s->seq[seq];
 
     *layout = kv_layout(s, layer);
     *block  = q->block;
     if (s->sizes.resident || q->n_sealed == 0)
         return KVD_OK;
-    KVD_TRY(fill_stage(s, st, layer, seq, err));
+    KVD_TRY(kv_fill_stage(s, st, layer, seq, err));
     for (uint32_t b = 0; b < q->n_block; b++)
-        s->stage_block[b] = q->block[b] == KV_NO_BLOCK ? s->stage_off + b * layer_bytes
-                                                       : q->block[b] + layout->lane_off;
+        s->stage_block[b] =
+            q->block[b] == KV_NO_BLOCK ? kv_stage_block(s, b) : kv_layer_of(s, q->block[b], layer);
     layout->lane_off = 0;
     *block           = s->stage_block;
     return KVD_OK;
@@ -262,8 +252,8 @@ kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc,
             kvd_kv_layout   l;
 
             KVD_TRY(kv_dense_view(s, st, il, i, &l, &block, err));
-            KVD_TRY(index_layer(s, st, il, &l, block, s->seq[i].iblock,
-                                s->seq[i].n_sealed / KV_BLOCK_TOKENS, err));
+            KVD_TRY(kv_index_layer(s, st, il, &l, block, s->seq[i].iblock,
+                                   s->seq[i].n_sealed / KV_BLOCK_TOKENS, err));
         }
         s->seq[i].step = 0;
     }

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine_prompt.c - a prompt through the layers one by one: all its batches pass a layer before the
+ * next begins.  So each layer's K and V are on the device exactly while they are needed, and leave
+ * it once.  The batches, and with them every bit, are those of a prompt that is resident.
+ *
+ * The price is the hidden state of the whole prompt, kept between layers.
+ * Nothing here allocates: the guard is armed.  Thread: the session's. */
+#include <string.h>
+
+#include "engine/engine.h"
+
+typedef struct prompt {
+    kvd_session    *s;
+    uint32_t        seq, n_past, n_token;
+    const int32_t  *token;
+    kvd_kv_layout   layout; /* of the layer under way */
+    const uint64_t *block;
+    kvd_progress_fn fn;
+    void           *ctx;
+} prompt;
+
+/* Rows [first, first + n) of the prompt as a run: their own rows of x, everything else shared. */
+static model_run rows_of(const prompt *p, uint32_t first, uint32_t n)
+{
+    const model_hparams *hp = model_get_hparams(p->s->model->net);
+    model_run            r  = engine_run_of(p->s, n);
+
+    r.x       = p->s->buf.all_x + (size_t)first * hp->n_embd;
+    r.cos_sin = p->s->buf.all_cos_sin + (size_t)first * hp->n_rot;
+    return r;
+}
+
+static uint32_t batch_rows(const prompt *p, uint32_t first)
+{
+    return (uint32_t)kvd_min_u64(p->n_token - first, p->s->params.n_batch);
+}
+
+static kvd_status embed(const prompt *p, kvd_err *err)
+{
+    const model         *net   = p->s->model->net;
+    const model_hparams *hp    = model_get_hparams(net);
+    const bool           longs = p->s->seq[p->seq].rope_long;
+
+    for (uint32_t i = 0; i < p->n_token; i++)
+        model_rope_row(net, p->n_past + i, longs, p->s->buf.all_cos_sin + (size_t)i * hp->n_rot);
+    for (uint32_t first = 0; first < p->n_token; first += batch_rows(p, first)) {
+        const uint32_t  n = batch_rows(p, first);
+        const model_run r = rows_of(p, first, n);
+
+        memcpy(p->s->buf.token, p->token + first, n * sizeof(*p->token));
+        KVD_TRY(model_embed(net, &r, p->s->buf.token, err));
+    }
+    return KVD_OK;
+}
+
+/* In the last layer only the last token's row goes on. */
+static kvd_status finish_last(const prompt *p, uint32_t layer, model_run *r, uint32_t n,
+                              kvd_err *err)
+{
+    const model_hparams *hp = model_get_hparams(p->s->model->net);
+    const size_t         nq = (size_t)hp->n_head * hp->head_dim;
+    const kvd_kv_seq last = { .n_row = 1, .n_past = p->n_past + p->n_token - 1, .block = p->block };
+
+    memmove(r->q, r->q + (n - 1) * nq, nq * sizeof(float));
+    r->x += (size_t)(n - 1) * hp->n_embd;
+    r->n_token = 1;
+    KVD_TRY(engine_attn(p->s, r, &p->layout, &last, 1, err));
+    KVD_TRY(model_ffn(p->s->model->net, layer, r, err));
+    return model_logits(p->s->model->net, r, p->s->buf.logits, err);
+}
+
+static kvd_status run_batch(const prompt *p, uint32_t layer, uint32_t first, kvd_err *err)
+{
+    const model     *net  = p->s->model->net;
+    const uint32_t   n    = batch_rows(p, first);
+    const bool       last = layer + 1 == model_get_hparams(net)->n_layer;
+    const kvd_kv_seq part = { .n_row = n, .n_past = p->n_past + first, .block = p->block };
+    model_run        r    = rows_of(p, first, n);
+
+    KVD_TRY(model_qkv(net, layer, &r, err));
+    KVD_TRY(engine_append(&r, &p->layout, &part, 1, err));
+    if (last)
+        return first + n < p->n_token ? KVD_OK : finish_last(p, layer, &r, n, err);
+    KVD_TRY(engine_attn(p->s, &r, &p->layout, &part, 1, err));
+    return model_ffn(net, layer, &r, err);
+}
+
+/* Tells how far the prompt is, in tokens through all layers. */
+static kvd_status report(const prompt *p, uint32_t layer, uint32_t first, kvd_err *err)
+{
+    const uint64_t n_layer = model_get_hparams(p->s->model->net)->n_layer;
+    const uint64_t done    = ((uint64_t)layer * p->n_token + first) / n_layer;
+
+    if (atomic_exchange_explicit(&p->s->cancel, false, memory_order_relaxed))
+        return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled in layer %u at token %u", layer,
+                        first);
+    if (p->fn && !p->fn(p->ctx, done, p->n_token))
+        return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after about %llu of %u tokens",
+                        (unsigned long long)done, p->n_token);
+    return KVD_OK;
+}
+
+static kvd_status run_layers(prompt *p, kvd_err *err)
+{
+    kvd_session *s = p->s;
+
+    for (uint32_t il = 0; il < model_get_hparams(s->model->net)->n_layer; il++) {
+        KVD_TRY(kv_prompt_open(s->kv, s->model->stream, il, &p->layout, &p->block, err));
+        for (uint32_t first = 0; first < p->n_token; first += batch_rows(p, first)) {
+            KVD_TRY(report(p, il, first, err));
+            KVD_TRY(run_batch(p, il, first, err));
+        }
+        KVD_TRY(kv_prompt_close(s->kv, s->model->stream, il, err));
+    }
+    return s->model->be->ops->stream_sync(s->model->stream, err);
+}
+
+kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
+                             kvd_progress_fn fn, void *ctx, kvd_err *err)
+{
+    prompt     p = { .s       = s,
+                     .seq     = seq,
+                     .n_past  = kv_seq_len(s->kv, seq),
+                     .n_token = n_token,
+                     .token   = token,
+                     .fn      = fn,
+                     .ctx     = ctx };
+    bool       was;
+    kvd_status st;
+
+    KVD_TRY(kv_prompt_begin(s->kv, seq, n_token, err));
+    was = kvd_alloc_guard(true);
+    st  = embed(&p, err);
+    if (st == KVD_OK)
+        st = run_layers(&p, err);
+    kvd_alloc_guard(was);
+    if (st == KVD_OK)
+        kv_prompt_end(s->kv);
+    else
+        kv_prompt_abort(s->kv);
+    return st;
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_prompt.c - a prompt that goes through the layers one by one.
+ *
+ * The stage holds one layer of the whole sequence as raw blocks: sealed records come up, tokens
+ * that are not sealed are copied in, new ones are written by the kernels.  When a layer closes,
+ * blocks that are due are indexed and copied down from the stage, and the new tail goes to raw
+ * blocks. Until the end nothing of the sequence has changed but reservations: blocks that become
+ * sealed already have index blocks and host records, and keep their raw block if they have one.
+ * Thread: the session's. */
+#include <inttypes.h>
+
+#include "kv/kv_impl.h"
+
+static uint32_t blocks_for(uint64_t n_token)
+{
+    return (uint32_t)kvd_div_up(n_token, KV_BLOCK_TOKENS);
+}
+
+kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err)
+{
+    kv_seq        *q    = &s->seq[seq];
+    kv_prompt     *p    = &s->prompt;
+    const uint32_t need = blocks_for((uint64_t)q->len + n_new);
+
+    kvd_assert(!s->sizes.resident && p->n_new == 0 && n_new > 0);
+    if (n_new > s->params.n_ctx - q->len)
+        return kvd_fail(err, KVD_E_FULL, 0,
+                        "sequence %u holds %u tokens and cannot take %u more: its context is %u "
+                        "tokens (-c)",
+                        seq, q->len, n_new, s->params.n_ctx);
+    if (need - q->n_block > s->sizes.n_block - s->n_held)
+        return kvd_fail(err, KVD_E_FULL, 0,
+                        "KV cache is full: sequence %u needs %u more blocks of %u tokens, %" PRIu64
+                        " of %" PRIu64 " are free",
+                        seq, need - q->n_block, KV_BLOCK_TOKENS, s->sizes.n_block - s->n_held,
+                        s->sizes.n_block);
+    *p = (kv_prompt){ .seq   = seq,
+                      .n_new = n_new,
+                      .first = q->n_sealed / KV_BLOCK_TOKENS,
+                      .end   = kv_sealed_at(&s->params, q->len + n_new) / KV_BLOCK_TOKENS };
+    if (need > q->n_block && need - (p->end > q->n_block ? p->end : q->n_block) > s->n_free) {
+        p->n_new = 0;
+        return kvd_fail(err, KVD_E_FULL, 0, "KV cache: sequence %u has tokens that were not sealed",
+                        seq);
+    }
+    for (uint32_t b = p->first; b < p->end; b++)
+        kv_map_block(s, seq, b);
+    for (; q->n_block < need; q->n_block++, s->n_held++)
+        q->block[q->n_block] = q->n_block < p->end ? KV_NO_BLOCK : s->free_stack[--s->n_free];
+    return KVD_OK;
+}
+
+/* Block b of one layer from its raw block to the stage, or back. */
+static kvd_status copy_raw(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t b, bool up,
+                           kvd_err *err)
+{
+    const uint64_t             raw   = kv_layer_of(s, s->seq[s->prompt.seq].block[b], layer);
+    const uint64_t             stage = kv_stage_block(s, b);
+    const kvd_record_copy_args a     = { .n       = 1,
+                                         .bytes   = s->params.n_kv_head * s->layout.head_stride,
+                                         .src_off = up ? &raw : &stage,
+                                         .dst_off = up ? &stage : &raw,
+                                         .src     = s->pool.ptr,
+                                         .dst     = s->pool.ptr };
+
+    return s->be->ops->record_copy(st, &a, err);
+}
+
+kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_layout *layout,
+                          const uint64_t **block, kvd_err *err)
+{
+    const kv_prompt *p = &s->prompt;
+    const kv_seq    *q = &s->seq[p->seq];
+
+    KVD_TRY(kv_fill_stage(s, st, layer, p->seq, err));
+    for (uint32_t b = p->first; b < blocks_for(q->len); b++)
+        KVD_TRY(copy_raw(s, st, layer, b, true, err));
+    for (uint32_t b = 0; b < q->n_block; b++)
+        s->stage_block[b] = kv_stage_block(s, b);
+    *layout          = kv_layout(s, layer);
+    layout->lane_off = 0;
+    *block           = s->stage_block;
+    return KVD_OK;
+}
+
+kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err)
+{
+    const kv_prompt *p = &s->prompt;
+    const kv_seq    *q = &s->seq[p->seq];
+    kvd_kv_layout    l = kv_layout(s, layer);
+
+    l.lane_off = 0;
+    if (s->params.sparse && p->end > p->first)
+        KVD_TRY(kv_index_layer(s, st, layer, &l, s->stage_block + p->first, q->iblock + p->first,
+                               p->end - p->first, err));
+    for (uint32_t b = p->first; b < p->end; b++)
+        KVD_TRY(kv_move_layer(s, st, p->seq, layer, b, kv_stage_block(s, b), true, err));
+    if (p->first == 0 && p->end > 0)
+        KVD_TRY(kv_keep_sinks(s, st, p->seq, layer, kv_stage_block(s, 0), err));
+    for (uint32_t b = p->end; b < q->n_block; b++)
+        KVD_TRY(copy_raw(s, st, layer, b, false, err));
+    return KVD_OK;
+}
+
+void kv_prompt_end(kv_store *s)
+{
+    kv_prompt *p = &s->prompt;
+    kv_seq    *q = &s->seq[p->seq];
+
+    kvd_assert(p->n_new > 0);
+    for (uint32_t b = p->first; b < p->end; b++) {
+        if (q->block[b] != KV_NO_BLOCK)
+            s->free_stack[s->n_free++] = q->block[b];
+        q->block[b] = KV_NO_BLOCK;
+    }
+    s->counts.n_sealed += p->end - p->first;
+    s->counts.bytes_down += (p->end - p->first) * s->sizes.block_bytes;
+    q->n_sealed = p->end * KV_BLOCK_TOKENS;
+    q->len += p->n_new;
+    s->n_used += p->n_new;
+    p->n_new = 0;
+}
+
+void kv_prompt_abort(kv_store *s)
+{
+    kv_prompt *p = &s->prompt;
+    kv_seq    *q = &s->seq[p->seq];
+
+    if (p->n_new == 0)
+        return;
+    for (uint32_t b = p->end; b-- > p->first;)
+        kv_unmap_block(s, p->seq, b);
+    for (; q->n_block > blocks_for(q->len); s->n_held--) {
+        if (q->block[--q->n_block] != KV_NO_BLOCK)
+            s->free_stack[s->n_free++] = q->block[q->n_block];
+    }
+    p->n_new = 0;
+}

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_tiers.c - sessions on tiny models with their KV cache on several tiers: the same bits as
+ * with everything resident, dense and sparse, alone and in batches, after cuts and after
+ * cancellation. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/engine.h"
+
+enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420 };
+
+static kvd_err err;
+
+static kvd_model *open_model(const char *name, const char *backend)
+{
+    kvd_model_params p = KVD_MODEL_PARAMS_INIT;
+    char             path[512];
+    kvd_model       *m;
+
+    snprintf(path, sizeof(path), "%s/tiny/%s.gguf", KVD_TEST_DATA, name);
+    p.path         = path;
+    p.backend      = backend;
+    p.n_thread     = 2;
+    p.rope_scaling = KVD_ROPE_LINEAR; /* for the context, not for sense */
+    p.rope_factor  = 32.0f;
+    if (kvd_model_open(&m, &p, &err) != KVD_OK)
+        fail_msg("%s: %s", path, err.msg);
+    return m;
+}
+
+/* tiers: with the least device memory that is accepted. */
+static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, uint32_t n_seq,
+                                 bool tiers)
+{
+    kvd_session_params p    = KVD_SESSION_PARAMS_INIT;
+    kvd_plan           plan = { .struct_size = sizeof(plan) };
+    kvd_session       *s;
+
+    p.n_ctx     = N_CTX;
+    p.n_seq     = n_seq;
+    p.n_batch   = N_BATCH;
+    p.n_logits  = N_BATCH;
+    p.attention = a;
+    if (tiers) {
+        uint64_t lo = 1, hi;
+
+        assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
+        hi = plan.kv_device_bytes - 1; /* not resident */
+        while (lo < hi) {
+            p.kv_device = lo + (hi - lo) / 2;
+            if (kvd_session_plan(m, &p, &plan, &err) == KVD_OK)
+                hi = p.kv_device;
+            else
+                lo = p.kv_device + 1;
+        }
+        p.kv_device = lo;
+        assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
+        assert_false(plan.kv_resident);
+    }
+    if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    return s;
+}
+
+static int32_t token_at(uint32_t seq, uint32_t i)
+{
+    return (int32_t)((i * 37 + seq * 101 + i * i % 13 + i / 97) % 256);
+}
+
+static void prefill(kvd_session *s, uint32_t seq, uint32_t n, uint32_t text)
+{
+    int32_t       *t  = malloc(n * sizeof(*t));
+    const uint32_t at = kvd_seq_len(s, seq);
+
+    for (uint32_t i = 0; i < n; i++)
+        t[i] = token_at(text, at + i);
+    if (kvd_prefill(s, seq, t, n, NULL, NULL, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    free(t);
+}
+
+/* One token for each of the first n sequences, mixed up. */
+static void step(kvd_session *s, const int32_t *token, uint32_t n)
+{
+    uint32_t  seq[8];
+    uint8_t   want[8];
+    int32_t   t[8];
+    kvd_batch b = KVD_BATCH_INIT;
+
+    for (uint32_t i = 0; i < n; i++) {
+        seq[i]  = (i + 1) % n;
+        t[i]    = token[seq[i]];
+        want[i] = 1;
+    }
+    b.n_token     = n;
+    b.token       = t;
+    b.seq         = seq;
+    b.want_logits = want;
+    if (kvd_eval(s, &b, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+}
+
+static int32_t best(const float *logits)
+{
+    int32_t b = 0;
+
+    for (int32_t i = 1; i < N_VOCAB; i++)
+        b = logits[i] > logits[b] ? i : b;
+    return b;
+}
+
+static void same_logits(const kvd_session *a, const kvd_session *b, uint32_t row)
+{
+    assert_memory_equal(kvd_logits(a, row), kvd_logits(b, row), N_VOCAB * sizeof(float));
+}
+
+/* Greedy with logits pushed about, so that a tiny model does not fall into a loop. */
+static int32_t next_token(const kvd_session *s, uint32_t row, uint32_t i)
+{
+    return (best(kvd_logits(s, row)) + (int32_t)(i * 7 % 61)) % 256;
+}
+
+/* A long prompt, generation over several sealings, a cut, another prompt, more generation. */
+static void same_text(kvd_model *m, const kvd_attention_params *a)
+{
+    kvd_session *r = open_session(m, a, 1, false), *t = open_session(m, a, 1, true);
+    kvd_stats    c = { .struct_size = sizeof(c) };
+
+    prefill(r, 0, N_PROMPT, 0);
+    prefill(t, 0, N_PROMPT, 0);
+    same_logits(r, t, 0);
+    for (uint32_t i = 0; i < 2 * N_GEN; i++) {
+        const int32_t token = next_token(r, 0, i);
+
+        if (i == N_GEN) {
+            assert_int_equal(kvd_seq_truncate(r, 0, N_PROMPT - 300, &err), KVD_OK);
+            assert_int_equal(kvd_seq_truncate(t, 0, N_PROMPT - 300, &err), KVD_OK);
+            step(r, &token, 1); /* the window starts over */
+            step(t, &token, 1);
+            same_logits(r, t, 0);
+            prefill(r, 0, 200, 1); /* a prompt over what is held: layer by layer there */
+            prefill(t, 0, 200, 1);
+        } else {
+            step(r, &token, 1);
+            step(t, &token, 1);
+        }
+        same_logits(r, t, 0);
+        kv_check(t->kv);
+    }
+    kvd_session_get_stats(t, &c);
+    if (a->mode == KVD_ATTENTION_SPARSE) {
+        assert_true(c.n_sparse > N_GEN && c.n_miss > 0 && c.n_evicted > 0 && c.bytes_up > 0);
+        assert_true(c.mass > 0.0 && c.mass <= 1.0001);
+    } else {
+        assert_true(c.n_sparse == 0 && c.bytes_dense > 0);
+    }
+    assert_true(c.n_grown_blocks > 0);
+    kvd_session_close(r);
+    kvd_session_close(t);
+}
+
+static kvd_attention_params sparse(uint32_t budget, float cap)
+{
+    kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
+
+    a.mode   = KVD_ATTENTION_SPARSE;
+    a.budget = budget;
+    a.cap    = cap;
+    return a;
+}
+
+static void test_same_text_dense(void **state)
+{
+    kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
+    kvd_model           *m = open_model("llama", "cpu");
+
+    (void)state;
+    a.mode = KVD_ATTENTION_DENSE;
+    same_text(m, &a);
+    kvd_model_close(m);
+}
+
+static void test_same_text_sparse(void **state)
+{
+    kvd_model *m = open_model("qwen3", "cpu");
+
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++) {
+        kvd_attention_params a = sparse(64 + 40 * i, i % 2 ? 4.0f : 2.0f);
+
+        a.fetch  = i % 2 ? KVD_FETCH_STRICT : KVD_FETCH_DEFERRED;
+        a.attend = i == 2 ? KVD_ATTEND_SELECTED : KVD_ATTEND_WINDOW;
+        a.evict  = (kvd_evict)i;
+        same_text(m, &a);
+    }
+    kvd_model_close(m);
+}
+
+static void test_same_text_other_indexes(void **state)
+{
+    static const char *const name[] = { "mean-bf16", "mean-std", "box",
+                                        "cluster",   "quant-k",  "cascade+radius" };
+    kvd_model               *m      = open_model("qwen2", "cpu");
+
+    (void)state;
+    for (size_t i = 0; i < KVD_COUNTOF(name); i++) {
+        kvd_attention_params a = sparse(96, 2.0f);
+
+        a.index = name[i];
+        same_text(m, &a);
+    }
+    kvd_model_close(m);
+}
+
+/* The backend "ref" keeps the same rule. */
+static void test_same_text_ref(void **state)
+{
+    const kvd_attention_params a = sparse(64, 2.0f);
+    kvd_model                 *m = open_model("llama", "ref");
+
+    (void)state;
+    same_text(m, &a);
+    kvd_model_close(m);
+}
+
+/* A budget that holds everything selects everything: near to dense, not the same bits, since sums
+ * run in another order. */
+static void test_whole_budget_is_dense(void **state)
+{
+    const kvd_attention_params a = sparse(N_CTX, 1.0f);
+    kvd_attention_params       d = KVD_ATTENTION_PARAMS_INIT;
+    kvd_model                 *m = open_model("llama", "cpu");
+    kvd_session               *s, *r;
+
+    (void)state;
+    d.mode = KVD_ATTENTION_DENSE;
+    s      = open_session(m, &a, 1, false);
+    r      = open_session(m, &d, 1, false);
+    prefill(s, 0, N_PROMPT, 0);
+    prefill(r, 0, N_PROMPT, 0);
+    for (uint32_t i = 0; i < 50; i++) {
+        const int32_t token = token_at(3, i);
+
+        step(s, &token, 1);
+        step(r, &token, 1);
+        for (uint32_t k = 0; k < N_VOCAB; k++) {
+            const float x = kvd_logits(s, 0)[k], y = kvd_logits(r, 0)[k];
+
+            if (!(x - y < 2e-3f && y - x < 2e-3f))
+                fail_msg("step %u, logit %u: %g against %g", i, k, (double)x, (double)y);
+        }
+    }
+    kvd_session_close(s);
+    kvd_session_close(r);
+    kvd_model_close(m);
+}
+
+/* Three sequences in one batch: each as it is alone; one of them short, so dense. */
+static void test_sequences_do_not_mix(void **state)
+{
+    static const uint32_t      len[3] = { N_PROMPT, 150, 900 };
+    const kvd_attention_params a      = sparse(64, 2.0f);
+    kvd_model                 *m      = open_model("qwen3", "ref");
+    kvd_session               *all    = open_session(m, &a, 3, true), *one[3];
+
+    (void)state;
+    for (uint32_t q = 0; q < 3; q++) {
+        one[q] = open_session(m, &a, 1, q == 2);
+        prefill(all, q, len[q], q);
+        prefill(one[q], 0, len[q], q);
+    }
+    for (uint32_t i = 0; i < 40; i++) {
+        int32_t token[3];
+
+        for (uint32_t q = 0; q < 3; q++) {
+            token[q] = token_at(q + 5, i);
+            step(one[q], &token[q], 1);
+        }
+        step(all, token, 3);
+        for (uint32_t row = 0; row < 3; row++) {
+            assert_memory_equal(kvd_logits(all, row), kvd_logits(one[(row + 1) % 3], 0),
+                                N_VOCAB * sizeof(float));
+        }
+        kv_check(all->kv);
+    }
+    for (uint32_t q = 0; q < 3; q++)
+        kvd_session_close(one[q]);
+    kvd_session_close(all);
+    kvd_model_close(m);
+}
+
+static bool stop_late(void *ctx, uint64_t done, uint64_t total)
+{
+    (void)ctx;
+    return done < total * 2 / 3;
+}
+
+/* A prompt that is canceled in some layer leaves the sequence as it was. */
+static void test_canceled_prompt(void **state)
+{
+    const kvd_attention_params a = sparse(64, 2.0f);
+    kvd_model                 *m = open_model("llama", "cpu");
+    kvd_session               *r = open_session(m, &a, 1, false), *t = open_session(m, &a, 1, true);
+    int32_t                    token[900];
+
+    (void)state;
+    prefill(r, 0, 700, 0);
+    prefill(t, 0, 700, 0);
+    for (uint32_t i = 0; i < 900; i++)
+        token[i] = token_at(9, i);
+    assert_int_equal(kvd_prefill(t, 0, token, 900, stop_late, NULL, &err), KVD_E_CANCELED);
+    assert_int_equal(kvd_seq_len(t, 0), 700);
+    kv_check(t->kv);
+    prefill(r, 0, 600, 2);
+    prefill(t, 0, 600, 2);
+    same_logits(r, t, 0);
+    for (uint32_t i = 0; i < 30; i++) {
+        step(r, &token[i], 1);
+        if (i == 7) { /* a step that is canceled: the window starts over, in both */
+            kvd_batch b = KVD_BATCH_INIT;
+
+            b.n_token = 1;
+            b.token   = &token[i];
+            kvd_session_cancel(t);
+            assert_int_equal(kvd_eval(t, &b, &err), KVD_E_CANCELED);
+            assert_int_equal(kvd_seq_truncate(r, 0, 1300 + 8, &err), KVD_OK);
+            kv_seq_restart(r->kv, 0);
+            assert_int_equal(kvd_seq_truncate(r, 0, 1300 + 7, &err), KVD_OK);
+            step(r, &token[i], 1);
+        }
+        step(t, &token[i], 1);
+        same_logits(r, t, 0);
+    }
+    kvd_session_close(r);
+    kvd_session_close(t);
+    kvd_model_close(m);
+}
+
+/* Another policy and index from one step to the next: as if the session had been opened so. */
+static void test_set_attention(void **state)
+{
+    kvd_attention_params a = sparse(128, 2.0f), b = sparse(64, 2.0f);
+    kvd_model           *m = open_model("qwen3", "cpu");
+    kvd_session         *s, *r;
+
+    (void)state;
+    a.index = "mean-bf16+radius";
+    b.index = "mean-int8";
+    b.fetch = KVD_FETCH_STRICT;
+    s       = open_session(m, &a, 1, true);
+    r       = open_session(m, &b, 1, false);
+    prefill(s, 0, N_PROMPT, 0);
+    prefill(r, 0, N_PROMPT, 0);
+    for (uint32_t i = 0; i < 10; i++) {
+        const int32_t token = token_at(4, i);
+
+        step(s, &token, 1);
+    }
+    assert_int_equal(kvd_seq_truncate(s, 0, N_PROMPT, &err), KVD_OK);
+    assert_int_equal(kvd_session_set_attention(s, &b, &err), KVD_OK);
+    for (uint32_t i = 0; i < 10; i++) {
+        const int32_t token = token_at(4, i);
+
+        step(s, &token, 1);
+        step(r, &token, 1);
+        same_logits(r, s, 0);
+    }
+    b.budget = 1024;
+    assert_int_equal(kvd_session_set_attention(s, &b, &err), KVD_E_INVAL);
+    b.budget = 64;
+    b.index  = "quant-k-int8";
+    assert_int_equal(kvd_session_set_attention(s, &b, &err), KVD_E_INVAL);
+    b.index = "nonsense";
+    assert_int_equal(kvd_session_set_attention(s, &b, &err), KVD_E_INVAL);
+    assert_non_null(strstr(err.msg, "nonsense"));
+    kvd_session_close(s);
+    kvd_session_close(r);
+    kvd_model_close(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_text_dense),         cmocka_unit_test(test_same_text_sparse),
+        cmocka_unit_test(test_same_text_other_indexes), cmocka_unit_test(test_same_text_ref),
+        cmocka_unit_test(test_whole_budget_is_dense),   cmocka_unit_test(test_sequences_do_not_mix),
+        cmocka_unit_test(test_canceled_prompt),         cmocka_unit_test(test_set_attention),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
