@@ -595,9 +595,11 @@ static kvd_status cat_connect(kv_disk *d, kvd_err *err)
                                 "PRAGMA cell_size_check = ON;"
                                 "PRAGMA wal_autocheckpoint = 256;";
     char              path[DISK_PATH_BYTES];
-    int               rc;
+    int               rc, fd;
 
     path_in(d, "catalog.db", path);
+    KVD_TRY(os_file_open(&fd, path, OS_OPEN_CREATE, err)); /* nobody else's to read */
+    os_file_close(fd);
     rc = sqlite3_open_v2(path, &d->cat->db,
                          SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
     if (rc == SQLITE_OK)

@@ -223,12 +223,23 @@ static disk_unit *acquire(finder *f, int64_t id)
     return u;
 }
 
-/* Whether this block of the unit stands for these tokens; a key alone is not believed. */
-static bool block_is(const disk_unit *u, uint32_t block, uint32_t block_tokens,
-                     const int32_t *token)
+/* Whether this block of the unit is what the node says: its tokens, and, where the way to it did
+ * not lead through the unit, its key from the unit's parent on.  The table of names alone is not
+ * believed. */
+static bool block_is(finder *f, const disk_unit *u, uint32_t block, const find_node *n, bool stays)
 {
-    return block < u->layout.n_block &&
-           memcmp(u->token + (size_t)block * block_tokens, token, (size_t)block_tokens * 4) == 0;
+    const uint32_t block_tokens = f->d->p.geometry.block_tokens;
+    const int32_t *token        = f->q->token + (uint64_t)(n->depth - 1) * block_tokens;
+    kv_disk_key    key          = u->parent;
+
+    if (block >= u->layout.n_block || (uint64_t)(block + 1) * block_tokens > u->n_token ||
+        memcmp(u->token + (size_t)block * block_tokens, token, (size_t)block_tokens * 4) != 0)
+        return false;
+    for (uint32_t i = 0; !stays && i <= block; i++)
+        if (!kv_disk_chain(f->d, &key, &f->salt_id, f->q->provenance[n->provenance], false,
+                           u->token + (size_t)i * block_tokens, block_tokens, &key))
+            return false;
+    return stays || memcmp(&key, &n->key, sizeof(key)) == 0;
 }
 
 /* Follows one block with one provenance; prefers to stay in the unit it is in. */
@@ -250,8 +261,9 @@ static void expand(finder *f, uint32_t from, uint32_t provenance)
 
         if (!u)
             continue;
-        stays = u == f->node[from].unit && at[i] == f->node[from].block + 1;
-        if (!block_is(u, at[i], block, token) || (best.unit && !stays)) {
+        stays = u == f->node[from].unit && at[i] == f->node[from].block + 1 &&
+                provenance == f->node[from].provenance;
+        if ((best.unit && !stays) || !block_is(f, u, at[i], &best, stays)) {
             kv_disk_unit_release(f->d, u);
             continue;
         }

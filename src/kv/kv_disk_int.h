@@ -155,8 +155,6 @@ typedef struct disk_unit {
     kv_disk_key   key, parent;
     uint64_t      seed, sums_hash;
     disk_layout   layout;
-    kv_disk_bytes provenance; /* points into prov */
-    uint8_t       prov[KV_DISK_PROV_BYTES];
     uint32_t      file;
     uint64_t      off;
     int           fd;
