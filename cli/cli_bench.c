@@ -63,9 +63,12 @@ static int32_t some_token(const bench *b, uint32_t i)
 
 static kvd_status fill(bench *b, kvd_session *s, uint32_t seq, uint32_t n, kvd_err *err)
 {
-    int32_t   *t = kvd_calloc(n, sizeof(*t));
+    int32_t   *t;
     kvd_status st;
 
+    if (n > 0 && kvd_opts_flag(b->o, "synthetic"))
+        return kvd_seq_synthesize(s, seq, n, err);
+    t = kvd_calloc(n, sizeof(*t));
     if (!t)
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for %u tokens", n);
     for (uint32_t i = 0; i < n; i++)

@@ -338,6 +338,10 @@ KVD_API KVD_MUST_USE kvd_status kvd_session_set_attention(kvd_session           
 /* Forgets all tokens from n_keep on; more than it holds is KVD_E_INVAL. */
 KVD_API KVD_MUST_USE kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep,
                                                  kvd_err *err);
+/* Appends n_token tokens with made-up K and V, without evaluating anything: for measuring speed at
+ * depth.  What follows is not text. */
+KVD_API KVD_MUST_USE kvd_status kvd_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token,
+                                                   kvd_err *err);
 /* Makes the evaluation under way, or else the next one, return KVD_E_CANCELED at a layer edge; the
  * request is consumed by that return.  Any thread; async-signal-safe. */
 KVD_API void kvd_session_cancel(kvd_session *s);

@@ -357,6 +357,11 @@ kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_e
     return engine_seq_truncate(s, seq, n_keep, err);
 }
 
+kvd_status kvd_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err)
+{
+    return engine_seq_synthesize(s, seq, n_token, err);
+}
+
 void kvd_session_cancel(kvd_session *s)
 {
     atomic_store_explicit(&s->cancel, true, memory_order_relaxed);

@@ -114,6 +114,8 @@ void       engine_session_close(kvd_session *s);
 kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
 kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                           kvd_progress_fn fn, void *ctx, kvd_err *err);
+/* engine_synth.c */
+kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err);
 kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err);
 
 /* engine_pipeline.c: the batch laid out in s->part and s->buf.token goes through all layers; KV has
