@@ -20,6 +20,8 @@ static const command commands[] = {
       "measure prefill and decode speed, also at depth" },
     { "perplexity", CMD_PERPLEXITY, 1, cli_perplexity, "-m FILE TEXTFILE",
       "how well the model predicts a text" },
+    { "eval", CMD_EVAL, 1, cli_eval, "ruler -m FILE [--length N] [--tasks NAME,...] [--samples N]",
+      "score answers to long prompts, under one configuration or several" },
     { "tokenize", CMD_TOKENIZE, 1, cli_tokenize, "-m FILE [-p TEXT | FILE | -]",
       "show the tokens of a text" },
     { "inspect", CMD_INSPECT, 1, cli_inspect, "FILE", "what a model file holds, and what fits" },

@@ -33,4 +33,6 @@ if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/packaging/completion/kvdrive.bash)
   install(FILES packaging/completion/kvdrive.bash
           DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME kvdrive)
 endif()
+# Data of `kvdrive eval`, each folder with its own licence.
+install(DIRECTORY eval/data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvdrive/eval)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
