@@ -250,7 +250,8 @@ typedef struct kv_disk_entry {
 /* Every unit, the least recently used first; fn returns false to stop. */
 kvd_status kv_disk_ls(kv_disk *d, bool (*fn)(void *ctx, const kv_disk_entry *e), void *ctx,
                       kvd_err *err);
-/* Reads every unit of every model and quarantines the damaged. */
+/* Reads every unit of every model and quarantines the damaged.  KVD_E_CORRUPT: the catalogue is
+ * damaged as a whole; the next open starts with an empty one. */
 kvd_status kv_disk_verify(kv_disk *d, uint64_t *n_ok, uint64_t *n_bad, kvd_err *err);
 /* Removes every unit that nobody references. */
 kvd_status kv_disk_clear(kv_disk *d, kvd_err *err);

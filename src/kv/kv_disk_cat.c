@@ -64,7 +64,7 @@ static const char schema_[] =
     "SELECT u.id, u.key, u.parent, m.name, u.kind, u.bad, u.first_token, u.n_token, u.ordered," \
     " u.file, u.off, u.bytes, u.salt, u.provenance, u.token, u.sums_hash, u.row_hash, u.used,"  \
     " u.created, m.n_lane, m.block_tokens, m.chunk_tokens, m.record_bytes, m.aux_bytes,"        \
-    " m.tail_token_bytes FROM unit u JOIN model m ON m.id = u.model"
+    " m.tail_token_bytes FROM unit u LEFT JOIN model m ON m.id = u.model"
 
 static const char *const sql_[CAT_N] = {
     [CAT_BEGIN]    = "BEGIN IMMEDIATE",
@@ -285,7 +285,9 @@ static bool row_parse(sqlite3_stmt *s, disk_row *r)
     r->used             = column_u64(s, 17);
     r->created          = sqlite3_column_int64(s, 18);
     row_geometry(s, 19, &r->geometry);
-    if (sqlite3_column_bytes(s, 12) > 0)
+    r->salted       = sqlite3_column_bytes(s, 12) > 0;
+    r->counted_kind = sqlite3_column_int(s, 4);
+    if (r->salted)
         keys = column_key(s, 12, &r->salt_id) && keys;
     if (kind > KV_DISK_TAIL)
         return false;
@@ -677,13 +679,13 @@ static void count_row(kv_disk *d, sqlite3_stmt *s)
     d->stats.n_tail += kind == KV_DISK_TAIL;
     d->stats.n_bad += sqlite3_column_int(s, 6) != 0;
     d->stats.unit_bytes += bytes;
-    d->stats.salted_bytes += sqlite3_column_int(s, 4) > 0 ? bytes : 0;
+    d->stats.salted_bytes += sqlite3_column_bytes(s, 4) > 0 ? bytes : 0;
 }
 
 /* Tells the space about every unit; a row that lies over another, or outside its file, goes. */
 static kvd_status cat_load(kv_disk *d, kvd_err *err)
 {
-    static const char sql[] = "SELECT id, file, off, bytes, length(salt), kind, bad FROM unit"
+    static const char sql[] = "SELECT id, file, off, bytes, salt, kind, bad FROM unit"
                               " ORDER BY file, off";
     sqlite3_stmt     *s     = NULL;
     int               rc    = sqlite3_prepare_v2(d->cat->db, sql, -1, &s, NULL);
@@ -737,6 +739,22 @@ kvd_status kv_disk_cat_open(kv_disk *d, kvd_err *err)
     put_aside(d);
     kv_disk_space_reset(d);
     return cat_try(d, err);
+}
+
+kvd_status kv_disk_cat_verify(kv_disk *d, kvd_err *err)
+{
+    sqlite3_stmt *s  = NULL;
+    int           rc = sqlite3_prepare_v2(d->cat->db, "PRAGMA integrity_check(1)", -1, &s, NULL);
+
+    if (rc == SQLITE_OK)
+        rc = sqlite3_step(s);
+    if (rc == SQLITE_ROW) {
+        const char *text = (const char *)sqlite3_column_text(s, 0);
+
+        rc = text && strcmp(text, "ok") == 0 ? SQLITE_OK : SQLITE_CORRUPT;
+    }
+    sqlite3_finalize(s);
+    return rc == SQLITE_OK ? KVD_OK : cat_fail(d, rc, err);
 }
 
 void kv_disk_cat_close(kv_disk *d)

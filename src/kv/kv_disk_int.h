@@ -67,7 +67,8 @@ typedef struct disk_row {
     kv_disk_key      key, parent, salt_id, model;
     kv_disk_geometry geometry;
     kv_disk_kind     kind;
-    bool             bad, ordered;
+    int              counted_kind; /* as the column says, valid or not */
+    bool             bad, ordered, salted;
     uint32_t         n_token, file;
     uint64_t         first_token, off, bytes, sums_hash, used;
     int64_t          created;
@@ -79,6 +80,8 @@ typedef struct disk_row {
 typedef struct disk_cat disk_cat;
 
 kvd_status kv_disk_cat_open(kv_disk *d, kvd_err *err);
+/* SQLite looks at its whole file.  KVD_E_CORRUPT: the next open starts with an empty one. */
+kvd_status kv_disk_cat_verify(kv_disk *d, kvd_err *err);
 void       kv_disk_cat_close(kv_disk *d);
 /* false: not there, damaged (quarantined then) or an error (counted; a miss). */
 bool kv_disk_cat_row(kv_disk *d, int64_t id, disk_row *out);
@@ -147,21 +150,21 @@ kvd_status kv_disk_refuse(kv_disk *d, kv_disk_pause why, const char *text, kvd_e
 /* ---- units in memory (kv_disk_find.c) --------------------------------------------- */
 
 typedef struct disk_unit {
-    int64_t       id; /* of its row; 0: free */
-    uint32_t      n_ref;
-    uint16_t      gen;
-    bool          bad, has_fd;
-    kv_disk_kind  kind;
-    kv_disk_key   key, parent;
-    uint64_t      seed, sums_hash;
-    disk_layout   layout;
-    uint32_t      file;
-    uint64_t      off;
-    int           fd;
-    uint32_t      n_token;
-    int32_t      *token;
-    uint64_t     *sum;   /* [n_page]; NULL until the unit is read */
-    uint16_t     *place; /* [n_lane][n_rec]: where a chunk lies; NULL: token order */
+    int64_t      id; /* of its row; 0: free */
+    uint32_t     n_ref;
+    uint16_t     gen;
+    bool         bad, has_fd;
+    kv_disk_kind kind;
+    kv_disk_key  key, parent;
+    uint64_t     seed, sums_hash;
+    disk_layout  layout;
+    uint32_t     file;
+    uint64_t     off;
+    int          fd;
+    uint32_t     n_token;
+    int32_t     *token;
+    uint64_t    *sum;   /* [n_page]; NULL until the unit is read */
+    uint16_t    *place; /* [n_lane][n_rec]: where a chunk lies; NULL: token order */
 } disk_unit;
 
 /* NULL: not there, damaged, no memory or too many (the last two fill err). */

@@ -410,12 +410,12 @@ bool kv_disk_evict(kv_disk *d, const disk_row *r)
     kv_disk_at(d, "evicted");
     kv_disk_space_free(d, r->file, r->off, r->bytes);
     s->n_unit--;
-    s->n_block -= r->kind == KV_DISK_BLOCK;
-    s->n_segment -= r->kind == KV_DISK_SEGMENT;
-    s->n_tail -= r->kind == KV_DISK_TAIL;
+    s->n_block -= r->counted_kind == KV_DISK_BLOCK;
+    s->n_segment -= r->counted_kind == KV_DISK_SEGMENT;
+    s->n_tail -= r->counted_kind == KV_DISK_TAIL;
     s->n_bad -= r->bad;
     s->unit_bytes -= r->bytes;
-    s->salted_bytes -= kv_disk_key_is_zero(&r->salt_id) ? 0 : r->bytes;
+    s->salted_bytes -= r->salted ? r->bytes : 0;
     s->n_evicted++;
     return true;
 }

@@ -21,7 +21,7 @@ static bool list_row(void *ctx, const disk_row *r)
     kv_disk_entry e = { .key    = r->key,
                         .kind   = r->kind,
                         .bad    = r->bad,
-                        .salted = !kv_disk_key_is_zero(&r->salt_id),
+                        .salted = r->salted,
                         .ours   = l->d->p.geometry.n_lane &&
                                 memcmp(&r->model, &l->d->model, sizeof(r->model)) == 0,
                         .n_token     = r->n_token,
@@ -87,10 +87,12 @@ kvd_status kv_disk_verify(kv_disk *d, uint64_t *n_ok, uint64_t *n_bad, kvd_err *
 {
     const uint64_t bad_before = d->stats.n_quarantined;
     id_list        l          = { 0 };
-    kvd_status     st         = list_ids(d, &l, err);
+    kvd_status     st         = kv_disk_cat_verify(d, err);
 
     *n_ok  = 0;
     *n_bad = 0;
+    if (st == KVD_OK)
+        st = list_ids(d, &l, err);
     if (st != KVD_OK)
         return st;
     for (uint64_t i = 0; st == KVD_OK && i < l.n; i++) {
@@ -177,7 +179,7 @@ static bool count_row(void *ctx, const disk_row *r)
 
     c->n_unit++;
     c->bytes += r->bytes;
-    c->salted += kv_disk_key_is_zero(&r->salt_id) ? 0 : r->bytes;
+    c->salted += r->salted ? r->bytes : 0;
     return true;
 }
 

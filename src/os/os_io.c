@@ -25,23 +25,16 @@ struct os_io {
 
 int64_t os_io_slot_run(const io_slot *s)
 {
-    char        *p    = (char *)s->req.buf + s->done;
     const off_t  off  = (off_t)(s->req.off + s->done);
     const size_t left = s->req.bytes - s->done;
     ssize_t      n;
 
-    switch (s->req.op) {
-    case OS_IO_READ:
-        n = pread(s->req.fd, p, left, off);
-        break;
-    case OS_IO_WRITE:
-        n = pwrite(s->req.fd, p, left, off);
-        break;
-    case OS_IO_SYNC:
-    default:
+    if (s->req.op == OS_IO_SYNC)
         n = fdatasync(s->req.fd);
-        break;
-    }
+    else if (s->req.op == OS_IO_READ)
+        n = pread(s->req.fd, (char *)s->req.buf + s->done, left, off);
+    else
+        n = pwrite(s->req.fd, (const char *)s->req.buf + s->done, left, off);
     return n < 0 ? -errno : n;
 }
 

@@ -20,21 +20,24 @@ typedef struct uring {
 
 static void prepare(const uring *u, struct io_uring_sqe *e, io_slot *s)
 {
-    char          *p     = (char *)s->req.buf + s->done;
-    const unsigned left  = s->req.bytes - s->done;
-    const uint64_t off   = s->req.off + s->done;
-    const bool     fixed = u->buf && p >= u->buf && p + left <= u->buf + u->buf_bytes;
+    const unsigned left = s->req.bytes - s->done;
+    const uint64_t off  = s->req.off + s->done;
 
-    if (s->req.op == OS_IO_SYNC)
+    if (s->req.op == OS_IO_SYNC) {
         io_uring_prep_fsync(e, s->req.fd, IORING_FSYNC_DATASYNC);
-    else if (s->req.op == OS_IO_READ && fixed)
-        io_uring_prep_read_fixed(e, s->req.fd, p, left, off, 0);
-    else if (s->req.op == OS_IO_READ)
-        io_uring_prep_read(e, s->req.fd, p, left, off);
-    else if (fixed)
-        io_uring_prep_write_fixed(e, s->req.fd, p, left, off, 0);
-    else
-        io_uring_prep_write(e, s->req.fd, p, left, off);
+    } else {
+        char      *p     = (char *)s->req.buf + s->done;
+        const bool fixed = u->buf && p >= u->buf && p + left <= u->buf + u->buf_bytes;
+
+        if (s->req.op == OS_IO_READ && fixed)
+            io_uring_prep_read_fixed(e, s->req.fd, p, left, off, 0);
+        else if (s->req.op == OS_IO_READ)
+            io_uring_prep_read(e, s->req.fd, p, left, off);
+        else if (fixed)
+            io_uring_prep_write_fixed(e, s->req.fd, p, left, off, 0);
+        else
+            io_uring_prep_write(e, s->req.fd, p, left, off);
+    }
     io_uring_sqe_set_data(e, s);
 }
 
