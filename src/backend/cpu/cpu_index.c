@@ -152,13 +152,28 @@ static void select_lane_open(select_lane *l, const select_job *j, uint32_t lane,
     kvd_assert(select_place(l, area, &d) <= j->area_bytes);
 }
 
+/* Eight sums side by side. */
+static float select_norm(const float *x, uint32_t n)
+{
+    float    s[8] = { 0 };
+    uint32_t i    = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        for (uint32_t v = 0; v < 8; v++)
+            s[v] += x[i + v] * x[i + v];
+    }
+    for (; i < n; i++)
+        s[0] += x[i] * x[i];
+    return sqrtf(((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7])));
+}
+
 /* Where logits are averaged over heads and linear in q, q is averaged instead. */
 static void select_average_queries(const select_lane *l)
 {
     const select_job *j    = l->j;
     const float       part = 1.0f / (float)j->group;
 
-    for (int p = 0; p < 2; p++) {
+    for (uint32_t p = 0; p < j->s.n_mark; p++) {
         for (uint32_t i = 0; i < j->dim_pad; i++) {
             for (uint32_t h = 1; h < j->group; h++)
                 l->q[p][i] += l->q[p][(uint64_t)h * j->dim_pad + i];
@@ -170,23 +185,46 @@ static void select_average_queries(const select_lane *l)
     l->radius_q[0] *= part;
 }
 
-static void select_transpose(const select_lane *l)
+static bool select_by_vnni(const select_job *j, kvd_index_elem elem)
+{
+    return j->vnni && elem != KVD_INDEX_BF16;
+}
+
+static void select_transpose(const select_lane *l, uint32_t p)
 {
     const select_job *j = l->j;
 
-    for (int p = 0; p < 3; p++) {
-        for (uint32_t h0 = 0; h0 < j->group; h0 += CPU_INDEX_HEADS) {
-            float *out = l->qt[p] + (uint64_t)h0 * j->dim_pad;
+    for (uint32_t h0 = 0; h0 < j->group; h0 += CPU_INDEX_HEADS) {
+        float *out = l->qt[p] + (uint64_t)h0 * j->dim_pad;
 
-            for (uint32_t i = 0; i < j->dim_pad; i++) {
-                for (uint32_t h = h0; h < h0 + CPU_INDEX_HEADS; h++)
-                    *out++ = h < j->group ? l->q[p][(uint64_t)h * j->dim_pad + i] : 0.0f;
-            }
+        for (uint32_t i = 0; i < j->dim_pad; i++) {
+            for (uint32_t h = h0; h < h0 + CPU_INDEX_HEADS; h++)
+                *out++ = h < j->group ? l->q[p][(uint64_t)h * j->dim_pad + i] : 0.0f;
         }
     }
 }
 
-/* Scales the queries, and makes what each plane is multiplied with. */
+/* What plane p is multiplied with, from q scaled; a NaN stays one. */
+static void select_query_plane(const select_lane *l, uint32_t p)
+{
+    const select_job *j = l->j;
+    const uint64_t    n = (uint64_t)j->group * j->dim_pad;
+    const float      *x = l->q[2];
+    float            *q = l->q[p];
+
+    if (j->s.kind == KVD_INDEX_BOX) {
+        for (uint64_t i = 0; i < n && p == 0; i++)
+            q[i] = x[i] > 0.0f ? 0.0f : x[i];
+        for (uint64_t i = 0; i < n && p == 1; i++)
+            q[i] = x[i] < 0.0f ? 0.0f : x[i];
+    } else if (p == 0) {
+        memcpy(q, x, n * sizeof(float));
+    } else {
+        for (uint64_t i = 0; i < n; i++)
+            q[i] = fabsf(x[i]) * CPU_INDEX_STD;
+    }
+}
+
 static void select_queries(const select_lane *l)
 {
     const select_job *j = l->j;
@@ -194,27 +232,23 @@ static void select_queries(const select_lane *l)
         j->a->q + l->seq->row * j->a->q_stride + (uint64_t)l->kv_head * j->group * j->s.dim;
 
     for (uint32_t h = 0; h < j->group; h++, q += j->s.dim) {
-        const uint64_t at  = (uint64_t)h * j->dim_pad;
-        float          sum = 0.0f;
+        float *x = l->q[2] + (uint64_t)h * j->dim_pad;
 
-        for (uint32_t i = 0; i < j->dim_pad; i++) {
-            const float x = i < j->s.dim ? q[i] * j->a->scale : 0.0f;
-
-            sum += x * x;
-            l->q[2][at + i] = x;
-            if (j->s.kind == KVD_INDEX_BOX) {
-                l->q[0][at + i] = x > 0.0f ? 0.0f : x; /* a NaN stays one */
-                l->q[1][at + i] = x < 0.0f ? 0.0f : x;
-            } else {
-                l->q[0][at + i] = x;
-                l->q[1][at + i] = fabsf(x) * CPU_INDEX_STD;
-            }
-        }
-        l->radius_q[h] = sqrtf(sum / (float)j->s.dim);
+        memset(x, 0, j->dim_pad * sizeof(float));
+        for (uint32_t i = 0; i < j->s.dim; i++)
+            x[i] = q[i] * j->a->scale;
+        l->radius_q[h] = j->s.radius ? select_norm(x, j->s.dim) / sqrtf((float)j->s.dim) : 0.0f;
     }
+    for (uint32_t p = 0; p < j->s.n_mark; p++)
+        select_query_plane(l, p);
     if (j->heads < j->group)
         select_average_queries(l);
-    select_transpose(l);
+    for (uint32_t p = 0; p < j->s.n_mark; p++) {
+        if (!select_by_vnni(j, j->s.mark[p].elem))
+            select_transpose(l, p);
+    }
+    if (j->s.has_key && !select_by_vnni(j, j->s.key.elem))
+        select_transpose(l, 2);
 }
 
 static void select_dots(const select_lane *l, const cpu_index_plane *p, uint32_t q, uint32_t block,
@@ -232,7 +266,7 @@ static void select_dots(const select_lane *l, const cpu_index_plane *p, uint32_t
                                .out      = out,
                                .add      = q == 1 };
 
-    if (j->vnni && p->elem != KVD_INDEX_BF16)
+    if (select_by_vnni(j, p->elem))
         cpu_index_dots_vnni(&d);
     else
         j->k->dots(&d);

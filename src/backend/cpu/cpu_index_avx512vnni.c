@@ -17,27 +17,28 @@ typedef struct vnni_group {
     float  step[16], base[16]; /* by head: logit = step * dot + base */
 } vnni_group;
 
-/* Scales, and minima moved to the middle code, of all channels; zero past dim_pad. */
-static void vnni_params(const cpu_index_dots *d, uint32_t group, __m512 scale[VNNI_VECS],
-                        __m512 mid[VNNI_VECS])
+/* Scales, and minima moved to the middle code, of n_vec x 16 channels; zero past dim_pad. */
+CPU_INLINE void vnni_params(const cpu_index_dots *d, uint32_t group, uint32_t n_vec, __m512 *scale,
+                            __m512 *mid)
 {
     const cpu_index_plane *p = d->p;
     const uint16_t        *par =
         (const uint16_t *)(const void *)(d->lane + p->param_off) + (uint64_t)group * 2 * p->dim_pad;
     const __m512 c = _mm512_set1_ps((float)(1u << (p->bits - 1)));
 
-    for (uint32_t i = 0; i < p->dim_pad; i += 16) {
-        const __mmask16 m =
-            (__mmask16)(p->dim_pad - i < 16 ? (1u << (p->dim_pad - i)) - 1 : 0xffff);
-        const __m512 lo = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, par + p->dim_pad + i));
+    for (uint32_t v = 0; v < n_vec; v++) {
+        const uint32_t  n  = p->dim_pad - 16 * v;
+        const __mmask16 m  = (__mmask16)(n < 16 ? (1u << n) - 1u : 0xffffu);
+        const __m256i   sc = _mm256_maskz_loadu_epi16(m, par + 16 * v);
+        const __m256i   lo = _mm256_maskz_loadu_epi16(m, par + p->dim_pad + 16 * v);
 
-        scale[i / 16] = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, par + i));
-        mid[i / 16]   = _mm512_fmadd_ps(scale[i / 16], c, lo);
+        scale[v] = _mm512_cvtph_ps(sc);
+        mid[v]   = _mm512_fmadd_ps(scale[v], c, _mm512_cvtph_ps(lo));
     }
 }
 
 /* Lane i: the largest of a[i]; the order of lanes within does not matter to a maximum. */
-static __m512 vnni_max_each(const __m512 a[CPU_INDEX_HEADS])
+CPU_INLINE __m512 vnni_max_each(const __m512 a[CPU_INDEX_HEADS])
 {
     __m512 b[4], c[2], x;
 
@@ -55,7 +56,7 @@ static __m512 vnni_max_each(const __m512 a[CPU_INDEX_HEADS])
     return _mm512_shuffle_f32x4(x, x, 0x08); /* c0 c1 c0 c0 */
 }
 
-static __m512i vnni_pack(const __m512i x[4])
+CPU_INLINE __m512i vnni_pack(const __m512i x[4])
 {
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i w0 = _mm512_packs_epi32(x[0], x[1]), w1 = _mm512_packs_epi32(x[2], x[3]);
@@ -64,24 +65,22 @@ static __m512i vnni_pack(const __m512i x[4])
 }
 
 /* Rounds q * scale to steps; returns their sum as 16 partial sums. */
-CPU_INLINE __m512 vnni_round(const cpu_index_dots *d, const float *q, const __m512 *scale,
-                             __m512 inv, int8_t *hi)
+CPU_INLINE __m512 vnni_round(const float *q, const __m512 *scale, uint32_t n_vec, __m512 inv,
+                             int8_t *hi)
 {
-    const uint32_t n   = d->p->dim_pad;
-    __m512i        sum = _mm512_setzero_si512();
+    __m512i sum = _mm512_setzero_si512();
 
-    for (uint32_t i = 0; i < n; i += 64) {
+    for (uint32_t v = 0; v < n_vec; v += 4) {
         __m512i x[4];
 
 #pragma GCC unroll 4
-        for (uint32_t v = 0; v < 4; v++) {
-            x[v] = _mm512_setzero_si512();
-            if (i + 16 * v < n)
-                x[v] =
-                    _mm512_cvtps_epi32(_mm512_loadu_ps(q + i + 16 * v) * scale[i / 16 + v] * inv);
+        for (uint32_t i = 0; i < 4; i++) {
+            x[i] = _mm512_setzero_si512();
+            if (v + i < n_vec)
+                x[i] = _mm512_cvtps_epi32(_mm512_loadu_ps(q + 16 * (v + i)) * scale[v + i] * inv);
         }
         x[0] = vnni_pack(x);
-        _mm512_storeu_si512(hi + i, x[0]);
+        _mm512_storeu_si512(hi + 16 * v, x[0]);
         sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), x[0]);
     }
     return _mm512_cvtepi32_ps(sum);
@@ -116,19 +115,20 @@ static __m512 vnni_round2(const cpu_index_dots *d, const float *q, const __m512 
                            _mm512_cvtepi32_ps(sum[0]));
 }
 
-/* n, the heads, is a constant after inlining where that pays. */
-CPU_INLINE void vnni_quantise(const cpu_index_dots *d, uint32_t h0, uint32_t n, uint32_t group,
-                              vnni_group *g)
+/* n, the heads, and n_vec are constants after inlining where that pays. */
+CPU_INLINE void vnni_quantise(const cpu_index_dots *d, uint32_t h0, uint32_t n, uint32_t n_vec,
+                              uint32_t group, vnni_group *g)
 {
-    const uint32_t n_vec = (d->p->dim_pad + 15) / 16;
-    __m512         scale[VNNI_VECS], mid[VNNI_VECS], max[CPU_INDEX_HEADS], each[16], step;
-    float          inv[16], sums[16];
+    __m512 scale[VNNI_VECS], mid[VNNI_VECS], max[CPU_INDEX_HEADS], each[16], step, inv, sums, c;
+    float  inv_h[16];
 
-    vnni_params(d, group, scale, mid);
+    vnni_params(d, group, n_vec, scale, mid);
+#pragma GCC unroll 8
     for (uint32_t h = 0; h < CPU_INDEX_HEADS; h++) {
         const float *q = d->q + (h0 + (h < n ? h : 0)) * d->q_stride;
 
         max[h] = each[h] = each[8 + h] = _mm512_setzero_ps();
+#pragma GCC unroll 8
         for (uint32_t v = 0; v < n_vec && h < n; v++) {
             const __m512 x = _mm512_loadu_ps(q + 16 * v);
 
@@ -137,19 +137,22 @@ CPU_INLINE void vnni_quantise(const cpu_index_dots *d, uint32_t h0, uint32_t n, 
         }
     }
     step = _mm512_max_ps(vnni_max_each(max), _mm512_set1_ps(1e-30f)) * _mm512_set1_ps(1.0f / 127);
-    _mm512_storeu_ps(g->step, step);
-    _mm512_storeu_ps(inv, _mm512_set1_ps(1.0f) / step);
+    inv  = _mm512_rcp14_ps(step); /* a step may be off by 2^-14 of itself: it is what counts */
+    _mm512_storeu_ps(inv_h, inv);
+#pragma GCC unroll 8
     for (uint32_t h = 0; h < n; h++) {
         const float *q = d->q + (h0 + h) * d->q_stride;
 
         if (d->p->bits == 8)
-            each[8 + h] = vnni_round2(d, q, scale, _mm512_set1_ps(inv[h]), g->q[0][h], g->q[1][h]);
+            each[8 + h] =
+                vnni_round2(d, q, scale, _mm512_set1_ps(inv_h[h]), g->q[0][h], g->q[1][h]);
         else
-            each[8 + h] = vnni_round(d, q, scale, _mm512_set1_ps(inv[h]), g->q[0][h]);
+            each[8 + h] = vnni_round(q, scale, n_vec, _mm512_set1_ps(inv_h[h]), g->q[0][h]);
     }
-    _mm512_storeu_ps(sums, vf_sum_each(each));
-    for (uint32_t h = 0; h < n; h++)
-        g->base[h] = sums[h] - g->step[h] * (float)(1u << (d->p->bits - 1)) * sums[8 + h];
+    sums = vf_sum_each(each); /* q . mid, then the sums of steps */
+    c    = _mm512_set1_ps((float)(1u << (d->p->bits - 1))) * step;
+    _mm512_storeu_ps(g->step, step);
+    _mm512_storeu_ps(g->base, _mm512_fnmadd_ps(c, _mm512_shuffle_f32x4(sums, sums, 0x0e), sums));
 }
 
 typedef uint16_t vnni_words __attribute__((vector_size(64)));
@@ -272,27 +275,94 @@ static void vnni_two(const cpu_index_dots *d, const vnni_group *g, uint32_t h0, 
     }
 }
 
-void cpu_index_dots_vnni(const cpu_index_dots *d)
+static void vnni_heads_of(const cpu_index_dots *d, uint32_t h0, uint32_t n)
 {
     const uint32_t per = d->p->group / CPU_INDEX_TILE;
     vnni_group     g;
 
+    for (uint32_t t0 = 0; t0 < d->p->n_unit / CPU_INDEX_TILE; t0 += per) {
+        uint32_t tiles = d->tiles >> t0 & ((1u << per) - 1u);
+
+        if (!tiles)
+            continue;
+        vnni_quantise(d, h0, n, (d->p->dim_pad + 15) / 16, t0 / per, &g);
+        for (; tiles; tiles &= tiles - 1) {
+            const uint32_t t = (uint32_t)__builtin_ctz(tiles);
+
+            if (tiles >> (t + 1) & 1) {
+                vnni_two(d, &g, h0, n, t0 + t);
+                tiles &= tiles - 1;
+            } else {
+                vnni_one(d, &g, h0, n, t0 + t);
+            }
+        }
+    }
+}
+
+/* What most models have: INT4 codes of 64 or 128 channels, everything in constants. */
+CPU_INLINE void vnni_int4(const cpu_index_dots *d, uint32_t h0, uint32_t n, uint32_t n_vec)
+{
+    const uint32_t per = d->p->group / CPU_INDEX_TILE;
+    vnni_group     g;
+
+    for (uint32_t t0 = 0; t0 < d->p->n_unit / CPU_INDEX_TILE; t0 += per) {
+        uint32_t tiles = d->tiles >> t0 & ((1u << per) - 1u);
+
+        if (tiles)
+            vnni_quantise(d, h0, n, n_vec, t0 / per, &g);
+        for (; tiles; tiles &= tiles - 1) {
+            const uint32_t t = (uint32_t)__builtin_ctz(tiles);
+
+            if (tiles >> (t + 1) & 1) {
+                vnni_tiles(d, &g, h0, t0 + t, 4, n, 2);
+                tiles &= tiles - 1;
+            } else {
+                vnni_one(d, &g, h0, n, t0 + t);
+            }
+        }
+    }
+}
+
+CPU_INLINE void vnni_int4_heads(const cpu_index_dots *d, uint32_t h0, uint32_t n, uint32_t n_vec)
+{
+    switch (n) {
+    case 1:
+        vnni_int4(d, h0, 1, n_vec);
+        break;
+    case 2:
+        vnni_int4(d, h0, 2, n_vec);
+        break;
+    case 3:
+        vnni_int4(d, h0, 3, n_vec);
+        break;
+    case 4:
+        vnni_int4(d, h0, 4, n_vec);
+        break;
+    case 5:
+        vnni_int4(d, h0, 5, n_vec);
+        break;
+    case 6:
+        vnni_int4(d, h0, 6, n_vec);
+        break;
+    case 7:
+        vnni_int4(d, h0, 7, n_vec);
+        break;
+    default:
+        vnni_int4(d, h0, 8, n_vec);
+        break;
+    }
+}
+
+void cpu_index_dots_vnni(const cpu_index_dots *d)
+{
     for (uint32_t h0 = 0; h0 < d->n_head; h0 += CPU_INDEX_HEADS) {
         const uint32_t n = d->n_head - h0 < CPU_INDEX_HEADS ? d->n_head - h0 : CPU_INDEX_HEADS;
 
-        for (uint32_t t0 = 0; t0 < d->p->n_unit / CPU_INDEX_TILE; t0 += per) {
-            const uint32_t tiles = d->tiles >> t0 & ((1u << per) - 1u);
-
-            if (tiles)
-                vnni_quantise(d, h0, n, t0 / per, &g);
-            for (uint32_t t = 0; t < per; t++) {
-                if (!(tiles >> t & 1))
-                    continue;
-                if (tiles >> (t + 1) & 1)
-                    vnni_two(d, &g, h0, n, t0 + t++);
-                else
-                    vnni_one(d, &g, h0, n, t0 + t);
-            }
-        }
+        if (d->p->bits == 4 && d->p->dim_pad == 64)
+            vnni_int4_heads(d, h0, n, 4);
+        else if (d->p->bits == 4 && d->p->dim_pad == 128)
+            vnni_int4_heads(d, h0, n, 8);
+        else
+            vnni_heads_of(d, h0, n);
     }
 }

@@ -110,6 +110,32 @@ CPU_INLINE float ix_sum_lane(vf v)
     return b[0];
 }
 
+/* exp(x) of x <= 0 in relative error 2e-7: what weights need, in two thirds of vf_exp's work.  A
+ * NaN stays one; below -87 it is as good as none. */
+#if CPU_VEC_W == 16
+CPU_INLINE vf ix_exp(vf x)
+{
+    const vf magic = vf_set1(0x1.8p23f);
+    vf       n, r, p;
+
+    x = vf_max(vf_set1(-87.3f), x);
+    n = vf_fma(x, vf_set1(0x1.715476p+0f), magic) - magic;
+    r = vf_fma(n, vf_set1(-0x1.62e43p-1f), x);
+    p = vf_set1(0.0083125f); /* (exp(r) - 1 - r) / r^2 for |r| <= ln(2)/2 */
+    p = vf_fma(p, r, vf_set1(0.04189033f));
+    p = vf_fma(p, r, vf_set1(0.16667115f));
+    p = vf_fma(p, r, vf_set1(0.4999923f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    p = vf_fma(p, r, vf_set1(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+#else
+CPU_INLINE vf ix_exp(vf x)
+{
+    return vf_exp(x);
+}
+#endif
+
 /* ---- dot products ---------------------------------------------------------------- */
 
 /* Channels' scales times queries, heads side by side, and the minima's part of the sum. */
@@ -331,7 +357,7 @@ static void ix_weigh(cpu_index_weigh *w)
     w->max = ix_max(w->logit, n);
     max    = vf_set1(w->max);
     for (uint32_t i = 0; i < n; i += CPU_VEC_W) {
-        const vf x = vf_exp(vf_load(w->logit + i) - max);
+        const vf x = ix_exp(vf_load(w->logit + i) - max);
 
         sum = sum + x;
         vf_store(e + i, x);
