@@ -7,10 +7,9 @@
  *   all in the host     windows on the device; staging and every record in the host
  *   with the disk       windows; staging and as many records as the host takes; all on disk, with
  *                       the index and a checksum for each page
- * What a plan takes never falls when n_ctx, n_seq or a cap grows, so what fits is found by halving.
+ * What each way takes never falls when n_ctx, n_seq or a cap grows: plan_fit.c relies on it.
  * Any thread. */
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "plan/plan.h"
@@ -20,15 +19,8 @@
 #define BUDGET_LEAST   1024u
 #define BUDGET_MOST    4096u
 
-static const char *const tier_name[PLAN_N_TIER] = { "device", "host", "disk" };
-static const char *const tier_flag[PLAN_N_TIER] = { "--kv-device", "--kv-host", "--kv-disk" };
-static const char *const record_name[]          = { "bf16", "int8", "int4", "f32" };
-static const uint32_t    record_bits[]          = { 16, 8, 4, 32 };
-
-const char *plan_tier_name(plan_tier t)
-{
-    return tier_name[t];
-}
+static const char *const record_name[] = { "bf16", "int8", "int4", "f32" };
+static const uint32_t    record_bits[] = { 16, 8, 4, 32 };
 
 const char *plan_record_name(plan_record r)
 {
@@ -68,10 +60,6 @@ typedef struct attempt {
     sum               always, windows, index, page_sums;
     sum               extra[PLAN_N_TIER];
     uint64_t          host_cache;
-    sum               need[PLAN_N_TIER];
-    plan_verdict      verdict, way; /* way: what verdict is or would be, never NO_FIT */
-    plan_tier         short_tier;
-    uint64_t          short_bytes;
 } attempt;
 
 uint64_t plan_record_bytes(uint32_t chunk_tokens, uint32_t head_dim, plan_record type)
@@ -147,20 +135,6 @@ static void measure(attempt *a)
     }
 }
 
-static bool fits(const attempt *a, plan_tier t)
-{
-    return !a->need[t].wrapped && a->need[t].n <= a->in->budget_bytes[t];
-}
-
-static void lacks(attempt *a, plan_tier t)
-{
-    if (a->verdict == PLAN_NO_FIT)
-        return; /* the first tier that is short is named */
-    a->verdict     = PLAN_NO_FIT;
-    a->short_tier  = t;
-    a->short_bytes = a->need[t].wrapped ? UINT64_MAX : a->need[t].n - a->in->budget_bytes[t];
-}
-
 /* The least the host must cache beside a disk: one layer's selection of every sequence. */
 static sum host_least(const attempt *a)
 {
@@ -169,75 +143,54 @@ static sum host_least(const attempt *a)
     return times(times(times(of(one), a->in->n_kv_head), a->n_seq), a->record_bytes[PLAN_HOST]);
 }
 
-static void use_disk(attempt *a)
+/* The host caches beside a disk what its budget holds; at least that much it needs. */
+static sum host_with_disk(attempt *a)
 {
     const plan_input *in    = a->in;
     const sum         fixed = plus(a->extra[PLAN_HOST], of(in->staging_bytes));
+    const sum         least = plus(fixed, host_least(a));
+    uint64_t          left;
 
-    a->way             = PLAN_USES_DISK;
-    a->need[PLAN_HOST] = plus(fixed, host_least(a));
-    a->need[PLAN_DISK] =
-        plus(plus(a->records[PLAN_DISK], a->index), plus(a->page_sums, a->extra[PLAN_DISK]));
-    if (fits(a, PLAN_HOST)) { /* the rest of the budget caches, too */
-        const uint64_t left = in->budget_bytes[PLAN_HOST] - fixed.n;
-
-        a->host_cache      = left / a->record_bytes[PLAN_HOST] * a->record_bytes[PLAN_HOST];
-        a->need[PLAN_HOST] = of(fixed.n + a->host_cache);
-    } else {
-        a->host_cache = host_least(a).n;
-    }
+    a->host_cache = host_least(a).n;
+    if (least.wrapped || least.n > in->budget_bytes[PLAN_HOST])
+        return least;
+    left          = in->budget_bytes[PLAN_HOST] - fixed.n;
+    a->host_cache = left / a->record_bytes[PLAN_HOST] * a->record_bytes[PLAN_HOST];
+    return of(fixed.n + a->host_cache);
 }
 
-/* Chooses the first way that fits, or the last one to say what it lacks. */
-static void decide(attempt *a)
+static void lay_out(attempt *a, plan_verdict way, sum need[PLAN_N_TIER])
 {
     const plan_input *in = a->in;
 
-    a->verdict = a->way = PLAN_ALL_ON_DEVICE;
     for (int t = 0; t < PLAN_N_TIER; t++)
-        a->need[t] = a->extra[t];
-    a->need[PLAN_DEVICE] = plus(plus(a->always, a->extra[PLAN_DEVICE]), a->records[PLAN_DEVICE]);
-    if (fits(a, PLAN_DEVICE) && fits(a, PLAN_HOST) && fits(a, PLAN_DISK))
-        return;
-    a->need[PLAN_DEVICE] = plus(plus(a->always, a->extra[PLAN_DEVICE]), a->windows);
-    a->way               = PLAN_ALL_IN_HOST;
-    a->need[PLAN_HOST] =
-        plus(plus(a->extra[PLAN_HOST], of(in->staging_bytes)), a->records[PLAN_HOST]);
-    if (!fits(a, PLAN_HOST) && in->budget_bytes[PLAN_DISK] > 0)
-        use_disk(a);
-    a->verdict = a->way;
-    for (int t = 0; t < PLAN_N_TIER; t++) {
-        if (!fits(a, (plan_tier)t))
-            lacks(a, (plan_tier)t);
+        need[t] = a->extra[t];
+    need[PLAN_DEVICE] = plus(plus(a->always, a->extra[PLAN_DEVICE]),
+                             way == PLAN_ALL_ON_DEVICE ? a->records[PLAN_DEVICE] : a->windows);
+    if (way == PLAN_ALL_IN_HOST)
+        need[PLAN_HOST] =
+            plus(plus(a->extra[PLAN_HOST], of(in->staging_bytes)), a->records[PLAN_HOST]);
+    if (way == PLAN_USES_DISK) {
+        need[PLAN_HOST] = host_with_disk(a);
+        need[PLAN_DISK] =
+            plus(plus(a->records[PLAN_DISK], a->index), plus(a->page_sums, a->extra[PLAN_DISK]));
     }
 }
 
-static bool try_it(attempt *a, const plan_input *in, uint64_t n_ctx, uint64_t n_seq, uint32_t cap)
+/* A plan_measure_fn over a plan_input. */
+static bool measure_input(void *ctx, const plan_point *at, plan_verdict way,
+                          uint64_t need[PLAN_N_TIER])
 {
-    *a = (attempt){ .in = in, .n_ctx = n_ctx, .n_seq = n_seq, .cap = cap };
-    measure(a);
-    decide(a);
-    return a->verdict != PLAN_NO_FIT;
-}
+    attempt a = { .in = ctx, .n_ctx = at->n_ctx, .n_seq = at->n_seq, .cap = at->cap };
+    sum     s[PLAN_N_TIER];
 
-typedef enum grows { CTX, SEQ, CAP } grows;
-
-/* The largest value with which everything fits, the others as they are; 0: none. */
-static uint64_t largest(const plan_input *in, grows what, uint64_t most)
-{
-    uint64_t low = 0, high = most;
-    attempt  a;
-
-    while (low < high) {
-        const uint64_t mid = high - (high - low) / 2;
-
-        if (try_it(&a, in, what == CTX ? mid : in->n_ctx, what == SEQ ? mid : in->n_seq,
-                   what == CAP ? (uint32_t)mid : 0))
-            low = mid;
-        else
-            high = mid - 1;
-    }
-    return low;
+    if (way == PLAN_USES_DISK && a.in->budget_bytes[PLAN_DISK] == 0)
+        return false;
+    measure(&a);
+    lay_out(&a, way, s);
+    for (int t = 0; t < PLAN_N_TIER; t++)
+        need[t] = s[t].wrapped ? UINT64_MAX : s[t].n;
+    return true;
 }
 
 /* ---- telling --------------------------------------------------------------------- */
@@ -262,10 +215,9 @@ static void add_extras(plan_memory *out, const attempt *a, plan_tier t)
     }
 }
 
-static void list_buffers(plan_memory *out, const attempt *a)
+static void list_buffers(plan_memory *out, const attempt *a, plan_verdict way)
 {
-    const plan_verdict way  = a->way;
-    const uint64_t     kept = kept_set(a).n;
+    const uint64_t kept = kept_set(a).n;
 
     add_extras(out, a, PLAN_DEVICE);
     add(out, PLAN_DEVICE, "index", a->index.n);
@@ -288,66 +240,6 @@ static void list_buffers(plan_memory *out, const attempt *a)
     add(out, PLAN_DISK, "records", a->records[PLAN_DISK].n);
     add(out, PLAN_DISK, "index", a->index.n);
     add(out, PLAN_DISK, "page checksums", a->page_sums.n);
-}
-
-static double mib(uint64_t bytes)
-{
-    return (double)bytes / (1024.0 * 1024.0);
-}
-
-static void say_no_fit(plan_memory *out, const plan_input *in)
-{
-    const plan_tier t          = out->short_tier;
-    char            other[160] = "";
-
-    if (t == PLAN_DEVICE && out->cap_fits > 0)
-        snprintf(other, sizeof(other), ", or windows of %u budgets (--cap %u)", out->cap_fits,
-                 out->cap_fits);
-    else if (t == PLAN_DEVICE)
-        snprintf(other, sizeof(other), ", or a smaller --budget");
-    else if (t == PLAN_HOST && in->budget_bytes[PLAN_DISK] == 0)
-        snprintf(other, sizeof(other), ", or give a disk tier (--cache-dir with --kv-disk)");
-    snprintf(out->text, sizeof(out->text),
-             "does not fit: the %s lacks %.1f MiB; raise %s to %.1f MiB%s; as it is, %" PRIu64
-             " tokens (-c) with %" PRIu64 " sequences would fit, or %" PRIu64
-             " sequences with %" PRIu64 " tokens",
-             tier_name[t], mib(out->short_bytes), tier_flag[t],
-             mib(out->short_bytes) + mib(in->budget_bytes[t]), other, out->n_ctx_fits, in->n_seq,
-             out->n_seq_fits, in->n_ctx);
-}
-
-static void say(plan_memory *out, const plan_input *in)
-{
-    const bool host = in->budget_bytes[PLAN_HOST] > 0, disk = in->budget_bytes[PLAN_DISK] > 0;
-
-    switch (out->verdict) {
-    case PLAN_ALL_ON_DEVICE:
-        snprintf(out->text, sizeof(out->text), "everything fits the device budget%s%s%s",
-                 host || disk ? ": " : "",
-                 host && disk ? "host and disk"
-                 : host       ? "the host"
-                 : disk       ? "the disk"
-                              : "",
-                 host && disk   ? " tiers add nothing"
-                 : host || disk ? " tier adds nothing"
-                                : "");
-        break;
-    case PLAN_ALL_IN_HOST:
-        snprintf(out->text, sizeof(out->text),
-                 "windows on the device, all records in the host%s; windows of up to %u budgets "
-                 "would fit (--cap)",
-                 disk ? ": the disk tier adds nothing" : "", out->cap_fits);
-        break;
-    case PLAN_USES_DISK:
-        snprintf(out->text, sizeof(out->text),
-                 "windows on the device, all records on disk, as many as %.1f MiB hold cached in "
-                 "the host; windows of up to %u budgets would fit (--cap)",
-                 mib(in->budget_bytes[PLAN_HOST]), out->cap_fits);
-        break;
-    case PLAN_NO_FIT:
-        say_no_fit(out, in);
-        break;
-    }
 }
 
 /* ---- checks ---------------------------------------------------------------------- */
@@ -398,29 +290,24 @@ static kvd_status check(const plan_input *in, kvd_err *err)
 
 kvd_status plan_memory_make(const plan_input *in, plan_memory *out, kvd_err *err)
 {
-    attempt a;
+    plan_input copy = *in;
+    plan_query q    = { .measure = measure_input,
+                        .ctx     = &copy,
+                        .at      = { in->n_ctx, in->n_seq, 0 },
+                        .most    = { PLAN_MAX_TOKENS, PLAN_MAX_TOKENS, PLAN_MAX_DIM } };
+    attempt    a    = { .in = in, .n_ctx = in->n_ctx, .n_seq = in->n_seq };
+    sum        unused[PLAN_N_TIER];
 
     *out = (plan_memory){ 0 };
     KVD_TRY(check(in, err));
-    try_it(&a, in, in->n_ctx, in->n_seq, 0);
-    for (int t = 0; t < PLAN_N_TIER; t++) {
-        if (a.need[t].wrapped || a.records[t].wrapped || a.always.wrapped || a.windows.wrapped)
-            return kvd_fail(err, KVD_E_INVAL, 0,
-                            "memory plan: n_ctx %" PRIu64 " x n_seq %" PRIu64
-                            " takes more bytes than 64 bits count",
-                            in->n_ctx, in->n_seq);
-        out->record_bytes[t] = a.record_bytes[t];
-    }
-    out->verdict     = a.verdict;
-    out->n_lane      = a.n_lane;
-    out->n_record    = a.n_record;
-    out->budget      = a.budget;
-    out->short_tier  = a.short_tier;
-    out->short_bytes = a.short_bytes;
-    out->n_ctx_fits  = largest(in, CTX, PLAN_MAX_TOKENS);
-    out->n_seq_fits  = largest(in, SEQ, PLAN_MAX_TOKENS);
-    out->cap_fits    = (uint32_t)largest(in, CAP, PLAN_MAX_DIM);
-    list_buffers(out, &a);
-    say(out, in);
+    memcpy(q.budget, in->budget_bytes, sizeof(q.budget));
+    KVD_TRY(plan_fit_find(&q, &out->fit, err));
+    measure(&a);
+    lay_out(&a, out->fit.way, unused); /* for host_cache */
+    memcpy(out->record_bytes, a.record_bytes, sizeof(out->record_bytes));
+    out->n_lane   = a.n_lane;
+    out->n_record = a.n_record;
+    out->budget   = a.budget;
+    list_buffers(out, &a, out->fit.way);
     return KVD_OK;
 }

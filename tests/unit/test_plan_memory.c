@@ -92,7 +92,7 @@ static void test_all_on_device(void **state)
     in.budget_bytes[PLAN_HOST]   = 100 * MIB;
     in.budget_bytes[PLAN_DISK]   = 100 * MIB;
     m                            = make(&in);
-    assert_int_equal(m.verdict, PLAN_ALL_ON_DEVICE);
+    assert_int_equal(m.fit.verdict, PLAN_ALL_ON_DEVICE);
     assert_int_equal(m.n_lane, LANES);
     assert_int_equal(m.n_record, 640);
     assert_int_equal(bytes_of(&m, PLAN_DEVICE, "index"), INDEX);
@@ -102,12 +102,12 @@ static void test_all_on_device(void **state)
     assert_int_equal(bytes_of(&m, PLAN_DEVICE, "windows"), 0);
     assert_int_equal(m.tier_bytes[PLAN_DEVICE], ALWAYS + RECORDS);
     assert_int_equal(m.tier_bytes[PLAN_HOST] + m.tier_bytes[PLAN_DISK], 0);
-    assert_string_equal(m.text,
+    assert_string_equal(m.fit.text,
                         "everything fits the device budget: host and disk tiers add nothing");
     in.budget_bytes[PLAN_HOST] = in.budget_bytes[PLAN_DISK] = 0;
     m                                                       = make(&in);
-    assert_int_equal(m.n_ctx_fits, 64 + 256 * 11 - 1); /* up to the next block's sealing */
-    assert_string_equal(m.text, "everything fits the device budget");
+    assert_int_equal(m.fit.n_ctx_fits, 64 + 256 * 11 - 1); /* up to the next block's sealing */
+    assert_string_equal(m.fit.text, "everything fits the device budget");
 }
 
 static void test_windows_and_host(void **state)
@@ -120,14 +120,14 @@ static void test_windows_and_host(void **state)
     in.budget_bytes[PLAN_HOST]   = 5000 + RECORDS / 2;
     in.budget_bytes[PLAN_DISK]   = MIB;
     m                            = make(&in);
-    assert_int_equal(m.verdict, PLAN_ALL_IN_HOST);
+    assert_int_equal(m.fit.verdict, PLAN_ALL_IN_HOST);
     assert_int_equal(bytes_of(&m, PLAN_DEVICE, "windows"), WINDOWS);
     assert_int_equal(bytes_of(&m, PLAN_HOST, "records"), RECORDS / 2);
     assert_int_equal(bytes_of(&m, PLAN_HOST, "staging"), 5000);
     assert_int_equal(m.tier_bytes[PLAN_DISK], 0);
-    assert_int_equal(m.cap_fits, 2);
-    assert_non_null(strstr(m.text, "the disk tier adds nothing"));
-    assert_non_null(strstr(m.text, "up to 2 budgets"));
+    assert_int_equal(m.fit.cap_fits, 2);
+    assert_non_null(strstr(m.fit.text, "the disk tier adds nothing"));
+    assert_non_null(strstr(m.fit.text, "up to 2 budgets"));
 }
 
 static void test_disk(void **state)
@@ -140,8 +140,8 @@ static void test_disk(void **state)
     in.budget_bytes[PLAN_HOST]   = 5000 + RECORDS / 2 - 1; /* a byte too few */
     in.budget_bytes[PLAN_DISK]   = 2 * MIB;
     m                            = make(&in);
-    assert_int_equal(m.verdict, PLAN_USES_DISK);
-    assert_int_equal(m.cap_fits, 3);
+    assert_int_equal(m.fit.verdict, PLAN_USES_DISK);
+    assert_int_equal(m.fit.cap_fits, 3);
     assert_int_equal(bytes_of(&m, PLAN_DISK, "records"), RECORDS / 4);
     assert_int_equal(bytes_of(&m, PLAN_DISK, "index"), INDEX);
     assert_int_equal(bytes_of(&m, PLAN_DISK, "page checksums"), RECORDS / 4 / 4096 * 8);
@@ -158,37 +158,40 @@ static void test_no_fit_says_what_to_change(void **state)
     in.budget_bytes[PLAN_DEVICE] = ALWAYS + WINDOWS - 1;
     in.budget_bytes[PLAN_HOST]   = 100 * MIB;
     m                            = make(&in);
-    assert_int_equal(m.verdict, PLAN_NO_FIT);
-    assert_int_equal(m.short_tier, PLAN_DEVICE);
-    assert_int_equal(m.short_bytes, 1);
-    assert_int_equal(m.cap_fits, 1);
-    assert_non_null(strstr(m.text, "--kv-device"));
-    assert_non_null(strstr(m.text, "--cap 1"));
-    assert_int_equal(m.n_ctx_fits, 64 + 256 * 10 - 1); /* one block less is sealed */
-    assert_int_equal(m.n_seq_fits, 0);
+    assert_int_equal(m.fit.verdict, PLAN_NO_FIT);
+    assert_int_equal(m.fit.short_tier, PLAN_DEVICE);
+    assert_int_equal(m.fit.short_bytes, 1);
+    assert_int_equal(m.fit.cap_fits, 1);
+    assert_non_null(strstr(m.fit.text, "--kv-device"));
+    assert_non_null(strstr(m.fit.text, "--cap 1"));
+    assert_int_equal(m.fit.n_ctx_fits, 64 + 256 * 10 - 1); /* one block less is sealed */
+    assert_int_equal(m.fit.n_seq_fits, 0);
     assert_int_equal(bytes_of(&m, PLAN_HOST, "records"), RECORDS / 2); /* the attempt is shown */
 
     in.budget_bytes[PLAN_DEVICE] = ALWAYS + WINDOWS;
     in.budget_bytes[PLAN_HOST]   = 5000 + RECORDS / 2 - 7;
     m                            = make(&in);
-    assert_int_equal(m.short_tier, PLAN_HOST);
-    assert_int_equal(m.short_bytes, 7);
-    assert_non_null(strstr(m.text, "--kv-host"));
-    assert_non_null(strstr(m.text, "--cache-dir"));
+    assert_int_equal(m.fit.short_tier, PLAN_HOST);
+    assert_int_equal(m.fit.short_bytes, 7);
+    assert_non_null(strstr(m.fit.text, "--kv-host"));
+    assert_non_null(strstr(m.fit.text, "--cache-dir"));
 
-    in.budget_bytes[PLAN_DISK] = RECORDS / 4;
+    in.budget_bytes[PLAN_DISK] = RECORDS / 4; /* lacks more than the host does */
     m                          = make(&in);
-    assert_int_equal(m.short_tier, PLAN_DISK);
-    assert_int_equal(m.short_bytes, INDEX + RECORDS / 4 / 4096 * 8);
-    assert_non_null(strstr(m.text, "--kv-disk"));
+    assert_int_equal(m.fit.short_tier, PLAN_HOST);
+    in.budget_bytes[PLAN_HOST] = 5000 + RECORDS / 8;
+    m                          = make(&in);
+    assert_int_equal(m.fit.short_tier, PLAN_DISK);
+    assert_int_equal(m.fit.short_bytes, INDEX + RECORDS / 4 / 4096 * 8);
+    assert_non_null(strstr(m.fit.text, "--kv-disk"));
 
     in.budget_bytes[PLAN_DEVICE] = 100;
     in.budget_bytes[PLAN_HOST]   = 0;
     m                            = make(&in);
-    assert_int_equal(m.short_tier, PLAN_DEVICE);
-    assert_int_equal(m.cap_fits, 0);
-    assert_int_equal(m.n_ctx_fits, 0);
-    assert_non_null(strstr(m.text, "--budget"));
+    assert_int_equal(m.fit.short_tier, PLAN_DEVICE);
+    assert_int_equal(m.fit.cap_fits, 0);
+    assert_int_equal(m.fit.n_ctx_fits, 0);
+    assert_non_null(strstr(m.fit.text, "--budget"));
 }
 
 static void test_caps_budget_extras(void **state)
@@ -208,7 +211,7 @@ static void test_caps_budget_extras(void **state)
     in.extra                     = extra;
     in.n_extra                   = 3;
     m                            = make(&in);
-    assert_int_equal(m.verdict, PLAN_ALL_IN_HOST); /* the extras push the records out */
+    assert_int_equal(m.fit.verdict, PLAN_ALL_IN_HOST); /* the extras push the records out */
     assert_int_equal(bytes_of(&m, PLAN_DEVICE, "windows"), (1 + 2 + 4) * 32 * 1024 + 640 * 1024);
     assert_int_equal(bytes_of(&m, PLAN_DEVICE, "hidden state"), 10 + 3 * in.n_ctx);
     assert_int_equal(bytes_of(&m, PLAN_HOST, "tables"), 77);
@@ -235,10 +238,10 @@ static void test_llama_8b_at_122k(void **state)
     in.budget_bytes[PLAN_DEVICE] = 4096 * MIB;
     in.budget_bytes[PLAN_HOST]   = 32768 * MIB;
     m                            = make(&in);
-    assert_int_equal(m.verdict, PLAN_ALL_IN_HOST);
+    assert_int_equal(m.fit.verdict, PLAN_ALL_IN_HOST);
     assert_in_range(bytes_of(&m, PLAN_HOST, "records") / MIB, 15.2 * 1024, 15.25 * 1024);
     assert_int_equal(bytes_of(&m, PLAN_DEVICE, "windows"), 1024 * MIB); /* 2 x 4,096 tokens */
-    assert_int_equal(m.n_seq_fits, 2);
+    assert_int_equal(m.fit.n_seq_fits, 2);
 }
 
 static void test_refusals(void **state)
@@ -325,7 +328,7 @@ static plan_verdict verdict_with(plan_input in, uint64_t n_ctx, uint64_t n_seq, 
     in.n_ctx = n_ctx;
     in.n_seq = n_seq;
     in.cap   = cap;
-    return make(&in).verdict;
+    return make(&in).fit.verdict;
 }
 
 /* Sums are right, a plan that fits fits, and each limit is a limit: it fits there and not beyond.
@@ -342,35 +345,96 @@ static void test_random_inputs(void **state)
         const plan_memory m                = make(&in);
         uint64_t          sum[PLAN_N_TIER] = { 0 };
 
-        n_way[m.verdict]++;
+        n_way[m.fit.verdict]++;
         for (uint32_t k = 0; k < m.n_buffer; k++)
             sum[m.buffer[k].tier] += m.buffer[k].bytes;
         for (int t = 0; t < PLAN_N_TIER; t++) {
             assert_true(sum[t] == m.tier_bytes[t]);
-            assert_true(m.verdict == PLAN_NO_FIT || sum[t] <= in.budget_bytes[t]);
+            assert_true(m.fit.verdict == PLAN_NO_FIT || sum[t] <= in.budget_bytes[t]);
         }
-        assert_int_equal(m.verdict == PLAN_NO_FIT, m.n_ctx_fits < in.n_ctx);
-        assert_int_equal(m.verdict == PLAN_NO_FIT, m.n_seq_fits < in.n_seq);
-        assert_int_equal(m.verdict == PLAN_NO_FIT, m.cap_fits < in.cap);
-        if (m.n_ctx_fits)
-            assert_int_not_equal(verdict_with(in, m.n_ctx_fits, in.n_seq, in.cap), PLAN_NO_FIT);
-        assert_int_equal(verdict_with(in, m.n_ctx_fits + 1, in.n_seq, in.cap), PLAN_NO_FIT);
-        assert_int_equal(verdict_with(in, in.n_ctx, m.n_seq_fits + 1, in.cap), PLAN_NO_FIT);
-        if (m.cap_fits < PLAN_MAX_DIM)
-            assert_int_equal(verdict_with(in, in.n_ctx, in.n_seq, m.cap_fits + 1), PLAN_NO_FIT);
-        if (m.verdict == PLAN_NO_FIT) {
+        assert_int_equal(m.fit.verdict == PLAN_NO_FIT, m.fit.n_ctx_fits < in.n_ctx);
+        assert_int_equal(m.fit.verdict == PLAN_NO_FIT, m.fit.n_seq_fits < in.n_seq);
+        assert_int_equal(m.fit.verdict == PLAN_NO_FIT, m.fit.cap_fits < in.cap);
+        if (m.fit.n_ctx_fits)
+            assert_int_not_equal(verdict_with(in, m.fit.n_ctx_fits, in.n_seq, in.cap), PLAN_NO_FIT);
+        assert_int_equal(verdict_with(in, m.fit.n_ctx_fits + 1, in.n_seq, in.cap), PLAN_NO_FIT);
+        assert_int_equal(verdict_with(in, in.n_ctx, m.fit.n_seq_fits + 1, in.cap), PLAN_NO_FIT);
+        if (m.fit.cap_fits < PLAN_MAX_DIM)
+            assert_int_equal(verdict_with(in, in.n_ctx, in.n_seq, m.fit.cap_fits + 1), PLAN_NO_FIT);
+        if (m.fit.verdict == PLAN_NO_FIT) {
             plan_input more = in;
 
-            assert_true(m.tier_bytes[m.short_tier] ==
-                        in.budget_bytes[m.short_tier] + m.short_bytes);
-            more.budget_bytes[m.short_tier] += m.short_bytes; /* then at least that tier suffices */
-            assert_true(make(&more).verdict != PLAN_NO_FIT ||
-                        make(&more).short_tier > m.short_tier);
+            assert_true(m.tier_bytes[m.fit.short_tier] ==
+                        in.budget_bytes[m.fit.short_tier] + m.fit.short_bytes);
+            more.budget_bytes[m.fit.short_tier] +=
+                m.fit.short_bytes; /* then at least that tier suffices */
+            assert_true(make(&more).fit.verdict != PLAN_NO_FIT ||
+                        make(&more).fit.short_tier > m.fit.short_tier);
         }
     }
     print_message("verdicts: %d %d %d %d\n", n_way[0], n_way[1], n_way[2], n_way[3]);
     for (int v = 0; v <= PLAN_NO_FIT; v++)
         assert_true(n_way[v] > 20);
+}
+
+/* Somebody else's layout: 10 bytes a token on the device, or 1 with 9 in the host. */
+static bool measure_toy(void *ctx, const plan_point *at, plan_verdict way,
+                        uint64_t need[PLAN_N_TIER])
+{
+    const uint64_t tokens = at->n_ctx * at->n_seq, cap = at->cap ? at->cap : 2;
+
+    ++*(int *)ctx;
+    if (way == PLAN_USES_DISK)
+        return false;
+    need[PLAN_DEVICE] = way == PLAN_ALL_ON_DEVICE ? 10 * tokens : tokens + 100 * cap;
+    need[PLAN_HOST]   = way == PLAN_ALL_ON_DEVICE ? 0 : 9 * tokens;
+    return true;
+}
+
+static bool measure_nothing(void *ctx, const plan_point *at, plan_verdict way,
+                            uint64_t need[PLAN_N_TIER])
+{
+    (void)ctx;
+    (void)at;
+    (void)need;
+    return way == PLAN_NO_FIT;
+}
+
+static void test_fit_of_another_layout(void **state)
+{
+    int        calls = 0;
+    plan_query q     = { .measure = measure_toy,
+                         .ctx     = &calls,
+                         .at      = { 1000, 2, 0 },
+                         .most    = { 1 << 20, 64, 16 },
+                         .budget  = { 2300, UINT64_MAX, 0 } };
+    plan_fit   f;
+    kvd_err    err;
+
+    (void)state;
+    assert_int_equal(plan_fit_find(&q, &f, &err), KVD_OK);
+    assert_int_equal(f.verdict, PLAN_ALL_IN_HOST);
+    assert_int_equal(f.need[PLAN_DEVICE], 2200);
+    assert_int_equal(f.need[PLAN_HOST], 18000);
+    assert_int_equal(f.n_ctx_fits, 1050);
+    assert_int_equal(f.n_seq_fits, 2);
+    assert_int_equal(f.cap_fits, 3);
+    assert_in_range(calls, 10, 100);
+    q.budget[PLAN_DEVICE] = 1 << 30; /* then the limits are those of the search */
+    assert_int_equal(plan_fit_find(&q, &f, &err), KVD_OK);
+    assert_int_equal(f.verdict, PLAN_ALL_ON_DEVICE);
+    assert_int_equal(f.n_ctx_fits, 1 << 20);
+    assert_int_equal(f.n_seq_fits, 64);
+    assert_int_equal(f.cap_fits, 16);
+    assert_non_null(strstr(f.text, "the host tier adds nothing"));
+    q.budget[PLAN_DEVICE] = 2199;
+    assert_int_equal(plan_fit_find(&q, &f, &err), KVD_OK);
+    assert_int_equal(f.verdict, PLAN_NO_FIT);
+    assert_int_equal(f.way, PLAN_ALL_IN_HOST);
+    assert_int_equal(f.short_bytes, 1);
+    assert_int_equal(f.cap_fits, 1);
+    q.measure = measure_nothing;
+    assert_int_equal(plan_fit_find(&q, &f, &err), KVD_E_INVAL);
 }
 
 int main(int argc, char **argv)
@@ -385,6 +449,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_llama_8b_at_122k),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_random_inputs),
+        cmocka_unit_test(test_fit_of_another_layout),
     };
 
     if (argc == 3 && strcmp(argv[1], "--seed") == 0)
