@@ -149,6 +149,11 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
     p->n_sink       = p->n_sink ? p->n_sink : UINT32_MAX;
     p->n_local      = (uint32_t)kvd_opts_int(o, "local");
     p->attention    = a;
+    if (o->command != CMD_BENCH) {
+        p->cache_dir      = kvd_opts_text(o, "cache-dir");
+        p->cache_bytes    = kvd_opts_size(o, "kv-disk");
+        p->cache_min_free = kvd_opts_size(o, "kv-disk-free");
+    }
     return attention_params(a, o, err);
 }
 
@@ -374,6 +379,8 @@ void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_sec
     fprintf(f, "%-22s %14s %12.2f %12s\n", "load", "", load_seconds, "");
     fprintf(f, "%-22s %14s %12.2f %12.1f\n", "prefill", cli_grouped(st.n_prefill, n),
             (double)st.prefill_ns * 1e-9, rate(st.n_prefill, st.prefill_ns));
+    if (st.n_cached > 0)
+        fprintf(f, "%-22s %14s\n", "from the prefix cache", cli_grouped(st.n_cached, n));
     fprintf(f, "%-22s %14s %12.2f %12.1f\n", "decode", cli_grouped(st.n_decode, n),
             (double)st.decode_ns * 1e-9, rate(st.n_decode, st.decode_ns));
     fprintf(f, "%-22s %14s of %s tokens\n", "KV cache in use", cli_grouped(st.kv_used_tokens, n),

@@ -85,6 +85,13 @@ const kvd_opt cli_options[] = {
       "memory of the device tier of the KV cache; 0: as much as there is, everything resident" },
     { "kv-host", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, EVAL,
       "memory of the host tier; 0: what the context takes" },
+    { "cache-dir", "", KVD_OPT_TEXT, "DIR", NULL, NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
+      "keep KV blocks in this directory: the longest known prefix of a prompt is not evaluated "
+      "again, in later runs either" },
+    { "kv-disk", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
+      "what --cache-dir may hold, the least recently used goes; 0: no limit" },
+    { "kv-disk-free", "", KVD_OPT_SIZE, "SIZE", "1G", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
+      "what stays free on the filesystem of --cache-dir" },
 
     /* prompt */
     { "prompt", "-p", KVD_OPT_TEXT, "TEXT", NULL, NOLIM, CMD_RUN | CMD_TOKENIZE,

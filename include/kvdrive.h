@@ -268,6 +268,12 @@ typedef struct kvd_session_params {
     uint32_t n_sink;       /* first tokens, always attended; 0: 16; UINT32_MAX: none */
     uint32_t n_local;      /* last tokens, always attended; 0: 64 */
     const kvd_attention_params *attention; /* NULL: all defaults.  Read during the call */
+
+    /* Prefix cache: sealed blocks of 256 tokens are kept in a directory, beyond the process, and
+     * kvd_prefill() of an empty sequence takes the longest known prefix from there. */
+    const char *cache_dir;      /* NULL: none.  Made if missing; one process at a time */
+    uint64_t    cache_bytes;    /* it may hold, the least recently used go; 0: no limit */
+    uint64_t    cache_min_free; /* bytes that stay free on its filesystem */
 } kvd_session_params;
 #define KVD_SESSION_PARAMS_INIT                   \
     {                                             \
@@ -354,6 +360,7 @@ typedef struct kvd_stats {
     uint64_t n_prefill, n_decode;   /* tokens that came in batches of > 1 per sequence, and of 1 */
     uint64_t prefill_ns, decode_ns; /* time inside evaluations */
     uint64_t kv_used_tokens, kv_capacity_tokens;
+    uint64_t n_cached; /* tokens that came from the prefix cache; not in n_prefill */
 
     /* Sparse steps; chunks are counted over all layers and KV heads, a prompt's first step apart.
      */

@@ -53,6 +53,7 @@ kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t ch
 bool       engine_attention_sparse(const engine_attention *a, uint32_t n_ctx); /* ever */
 uint32_t   engine_attention_budget(const engine_attention *a, uint32_t n);     /* after n tokens */
 uint32_t engine_attention_window(const engine_attention *a, uint32_t n_ctx, uint32_t chunk_tokens);
+void     engine_attention_apply(kvd_session *s); /* hands it to the store */
 /* After a prompt: in which mode the sequence goes on. */
 void       engine_attention_admit(kvd_session *s, uint32_t seq);
 kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_params *p,
@@ -83,6 +84,7 @@ struct kvd_session {
     engine_attention   attention;
     bool               sparse;        /* whether sequences can be sparse at all */
     uint32_t           window_tokens; /* what windows were planned for */
+    bool               cached;        /* there is a prefix cache */
     kv_store          *kv;
     engine_buffers     buf;
     engine_seq        *seq;    /* [n_seq] */
@@ -114,6 +116,9 @@ void       engine_session_close(kvd_session *s);
 kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
 kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                           kvd_progress_fn fn, void *ctx, kvd_err *err);
+/* engine_fingerprint.c */
+kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t out[32],
+                              kvd_err *err);
 /* engine_synth.c */
 kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err);
 kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err);

@@ -190,6 +190,32 @@ uint32_t engine_attention_window(const engine_attention *a, uint32_t n_ctx, uint
            chunk_tokens;
 }
 
+/* Policy, and what generated blocks in the store are named by. */
+void engine_attention_apply(kvd_session *s)
+{
+    const kvd_attention_params *p = &s->attention.params;
+    const struct {
+        uint32_t mode, dense_below, budget, fetch, attend, evict, rule;
+        float    share, cap, alpha, top_p;
+        uint32_t n_sink, n_local;
+    } options = { (uint32_t)p->mode,
+                  p->dense_below,
+                  p->budget,
+                  (uint32_t)p->fetch,
+                  (uint32_t)p->attend,
+                  (uint32_t)p->evict,
+                  (uint32_t)s->attention.policy.rule,
+                  p->budget_share,
+                  p->cap,
+                  p->ema_alpha,
+                  p->top_p,
+                  s->params.n_sink,
+                  s->params.n_local };
+
+    kv_set_policy(s->kv, &s->attention.policy);
+    kv_set_provenance(s->kv, &options, sizeof(options));
+}
+
 /* ---- sequences ----------------------------------------------------------------------- */
 
 void engine_attention_admit(kvd_session *s, uint32_t seq)
@@ -219,7 +245,7 @@ kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_para
         KVD_TRY(kv_set_index(s->kv, s->model->stream, &a.index, err));
     }
     s->attention = a;
-    kv_set_policy(s->kv, &a.policy);
+    engine_attention_apply(s);
     for (uint32_t i = 0; i < sp->n_seq; i++)
         engine_attention_admit(s, i);
     return KVD_OK;

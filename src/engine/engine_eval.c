@@ -111,17 +111,28 @@ static bool is_step(const kvd_kv_seq *p, const work *w)
     return p->n_row == 1 && p->n_past > 0 && !w->exact;
 }
 
+static kv_made made_by(const kvd_session *s, uint32_t part, const work *w)
+{
+    if (!is_step(&s->part[part], w))
+        return KV_MADE_PROMPT;
+    return kv_seq_sparse(s->kv, s->part_seq[part]) ? KV_MADE_SPARSE : KV_MADE_DENSE;
+}
+
 static kvd_status commit_parts(kvd_session *s, const work *w, kvd_err *err)
 {
-    for (uint32_t i = 0; i < s->n_part; i++)
-        kv_seq_commit(s->kv, s->part_seq[i], s->part[i].n_row);
+    for (uint32_t i = 0; i < s->n_part; i++) {
+        const kvd_kv_seq *p = &s->part[i];
+
+        memcpy(s->seq[s->part_seq[i]].token + p->n_past, s->buf.token + p->first_row,
+               p->n_row * sizeof(int32_t));
+        kv_seq_commit(s->kv, s->part_seq[i], p->n_row, made_by(s, i, w));
+    }
     for (uint32_t i = 0; i < s->n_part && !w->more; i++)
         KVD_TRY(kv_seq_seal(s->kv, s->model->stream, s->part_seq[i], is_step(&s->part[i], w), err));
     for (uint32_t i = 0; i < s->n_part; i++) {
         const kvd_kv_seq *p = &s->part[i];
         engine_seq       *q = &s->seq[s->part_seq[i]];
 
-        memcpy(q->token + p->n_past, s->buf.token + p->first_row, p->n_row * sizeof(int32_t));
         if (q->n_token < p->n_past + p->n_row)
             q->n_token = p->n_past + p->n_row;
         if (!is_step(p, w))
@@ -191,6 +202,7 @@ static kvd_status make_current(kvd_session *s, uint32_t seq, uint32_t final_len,
                     seq, q->n_token, want ? "long" : "short");
         kv_seq_truncate(s->kv, s->model->stream, seq, 0);
         q->rope_long = want;
+        kv_seq_source(s->kv, seq, q->token, want);
     }
     while (kv_seq_len(s->kv, seq) < q->n_token) {
         const uint32_t len = kv_seq_len(s->kv, seq);
@@ -282,8 +294,8 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
     }
     s->n_logits = 0;
     KVD_TRY(make_current(s, seq, q->n_token + n_token, err));
+    memcpy(q->token + q->n_token, token, n_token * sizeof(*token)); /* names what is stored */
     KVD_TRY(engine_prompt_run(s, seq, token, n_token, fn, ctx, err));
-    memcpy(q->token + q->n_token, token, n_token * sizeof(*token));
     q->n_token += n_token;
     s->n_logits = 1;
     engine_attention_admit(s, seq);
@@ -292,10 +304,44 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
     return KVD_OK;
 }
 
+/* Fills an empty sequence with what is known of its prompt, at most all but the last token. */
+static kvd_status restore(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
+                          kvd_err *err)
+{
+    engine_seq *q = &s->seq[seq];
+
+    if (!s->cached || q->n_token > 0)
+        return KVD_OK;
+    KVD_TRY(make_current(s, seq, n_token, err));
+    memcpy(q->token, token, n_token * sizeof(*token));
+    q->n_token = kv_seq_restore(s->kv, s->model->stream, seq, n_token - 1, n_token);
+    s->stats.n_cached += q->n_token;
+    return KVD_OK;
+}
+
+static kvd_status prefill_part(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n,
+                               kvd_progress_fn fn, void *ctx, kvd_err *err)
+{
+    if (kv_resident(s->kv) || n <= s->params.n_batch)
+        return prefill_batches(s, seq, token, n, fn, ctx, err);
+    return prefill_layers(s, seq, token, n, fn, ctx, err);
+}
+
+/* With a prefix cache the last token is always a batch of its own, as it is when all others are
+ * known: the same prompt gives the same bits, cold or not. */
+static kvd_status prefill_rest(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n,
+                               kvd_progress_fn fn, void *ctx, kvd_err *err)
+{
+    if (!s->cached || n == 1)
+        return prefill_part(s, seq, token, n, fn, ctx, err);
+    KVD_TRY(prefill_part(s, seq, token, n - 1, fn, ctx, err));
+    return prefill_part(s, seq, token + n - 1, 1, NULL, NULL, err);
+}
+
 kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                           kvd_progress_fn fn, void *ctx, kvd_err *err)
 {
-    uint32_t   before;
+    uint32_t   before, known;
     kvd_status st;
 
     if (seq >= s->params.n_seq || n_token == 0)
@@ -307,9 +353,11 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
                         "the prompt has %zu tokens, the sequence holds %u, and its context is %u "
                         "tokens (-c)",
                         n_token, before, s->params.n_ctx);
-    st = (kv_resident(s->kv) || n_token <= s->params.n_batch
-              ? prefill_batches
-              : prefill_layers)(s, seq, token, (uint32_t)n_token, fn, ctx, err);
+    KVD_TRY(restore(s, seq, token, (uint32_t)n_token, err));
+    known = s->seq[seq].n_token - before;
+    st    = prefill_rest(s, seq, token + known, (uint32_t)n_token - known, fn, ctx, err);
+    if (st == KVD_OK)
+        kv_seq_store_tail(s->kv, seq);
     if (st == KVD_OK && fn)
         fn(ctx, n_token, n_token);
     if (st != KVD_OK)

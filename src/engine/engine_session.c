@@ -87,6 +87,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
     const model_hparams      *hp     = model_get_hparams(m->net);
     const kvd_session_params *p      = &sh->p;
     const bool                sparse = engine_attention_sparse(&sh->attention, p->n_ctx);
+    const bool                index  = sparse || p->cache_dir; /* stored with the blocks */
 
     return (kv_params){
         .n_layer      = hp->n_layer,
@@ -103,10 +104,13 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .n_local      = p->n_local,
         .device_bytes = p->kv_device,
         .host_bytes   = p->kv_host,
-        .sparse       = sparse,
+        .sparse       = index,
         .index        = sh->attention.index,
         .window_tokens =
             sparse ? engine_attention_window(&sh->attention, p->n_ctx, p->chunk_tokens) : 0,
+        .cache_dir      = p->cache_dir,
+        .cache_bytes    = p->cache_bytes,
+        .cache_min_free = p->cache_min_free,
     };
 }
 
@@ -301,12 +305,15 @@ kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_sessio
     s->model         = m;
     s->params        = *p;
     s->attention     = sh.attention;
-    s->sparse        = sh.kv.sparse;
+    s->sparse        = sh.kv.window_tokens > 0;
+    s->cached        = p->cache_dir != NULL;
     s->window_tokens = sh.kv.window_tokens;
     lim              = limits_of(m, &sh);
     st               = alloc_tables(s, err);
     if (st == KVD_OK)
         st = m->be->ops->reserve(m->be, &lim, err);
+    if (st == KVD_OK && p->cache_dir)
+        st = engine_fingerprint(m, &sh.kv, sh.kv.fingerprint, err);
     if (st == KVD_OK)
         st = kv_store_open(&s->kv, m->be, &sh.kv, err);
     if (st == KVD_OK)
@@ -317,7 +324,9 @@ kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_sessio
         engine_session_close(s);
         return st;
     }
-    kv_set_policy(s->kv, &sh.attention.policy);
+    engine_attention_apply(s);
+    for (uint32_t i = 0; i < p->n_seq; i++)
+        kv_seq_source(s->kv, i, s->seq[i].token, 0);
     plan_buffers(m, p, plan.kv_resident, &s->buf, s->buf.mem.ptr);
     kvd_log(KVD_LOG_INFO,
             "session: %u sequence(s) of up to %u tokens, KV %" PRIu64 " MiB (%" PRIu64
@@ -332,6 +341,8 @@ void engine_session_close(kvd_session *s)
 {
     if (!s)
         return;
+    for (uint32_t i = 0; s->kv && s->buf.mem.ptr && i < s->params.n_seq; i++)
+        kv_seq_store_tail(s->kv, i);
     s->model->be->ops->mem_free(s->model->be, &s->buf.mem);
     kv_store_close(s->kv);
     kvd_free(s->part);

@@ -70,7 +70,7 @@ static kvd_status fill_resident(synth *y, uint32_t n_past, kvd_err *err)
 
         KVD_TRY(fill_layer(y, il, &l, kv_seq_blocks(kv, y->seq), n_past, y->n_token, err));
     }
-    kv_seq_commit(kv, y->seq, y->n_token);
+    kv_seq_commit(kv, y->seq, y->n_token, KV_MADE_PROMPT);
     return kv_seq_seal(kv, y->s->model->stream, y->seq, false, err);
 }
 
@@ -113,6 +113,8 @@ kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token,
     if (seq >= s->params.n_seq || n_token == 0 || n_token > s->params.n_ctx - s->seq[seq].n_token)
         return kvd_fail(err, KVD_E_INVAL, 0, "%u made-up tokens for sequence %u of %u: context %u",
                         n_token, seq, s->params.n_seq, s->params.n_ctx);
+    if (s->cached)
+        return kvd_fail(err, KVD_E_INVAL, 0, "made-up tokens must not reach a cache (--cache-dir)");
     q = &s->seq[seq];
     kvd_assert(y.width <= hp->n_ff * s->params.n_batch);
     KVD_TRY((kv_resident(s->kv) ? fill_resident : fill_tiers)(&y, q->n_token, err));

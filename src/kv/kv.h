@@ -44,6 +44,12 @@ typedef struct kv_params {
     bool           sparse;        /* sealed blocks are indexed; the rest is read only then */
     kvd_index_desc index;         /* chunk_tokens, block_tokens and head_dim are filled in */
     uint32_t       window_tokens; /* of the largest window of a lane */
+
+    /* A directory where blocks are kept beyond the process (sparse is then asked for, too). */
+    const char *cache_dir;       /* NULL: none.  Read during open */
+    uint8_t     fingerprint[32]; /* of everything that K and V and the index depend on */
+    uint64_t    cache_bytes;     /* it may hold; 0: no limit */
+    uint64_t    cache_min_free;  /* that stay free on its filesystem */
 } kv_params;
 
 typedef enum kv_buffer {                /* what a store allocates */
@@ -85,8 +91,9 @@ typedef struct kv_counts {
     uint64_t n_miss;   /* of them fetched */
     uint64_t n_urgent; /* misses that a step waited for */
     uint64_t n_evict;
-    uint64_t n_refill; /* chunks fetched by first steps */
-    uint64_t n_sealed; /* blocks; n_grown: of those not in a prompt's batch */
+    uint64_t n_refill;   /* chunks fetched by first steps */
+    uint64_t n_restored; /* tokens that came from the block store */
+    uint64_t n_sealed;   /* blocks; n_grown: of those not in a prompt's batch */
     uint64_t n_grown;
     uint64_t bytes_up;    /* records host -> device, windows */
     uint64_t bytes_down;  /* records device -> host */
@@ -95,6 +102,8 @@ typedef struct kv_counts {
     uint64_t n_mass;
     uint64_t select_ns, fetch_ns, attend_ns, seal_ns;
 } kv_counts;
+
+typedef enum kv_made { KV_MADE_PROMPT, KV_MADE_DENSE, KV_MADE_SPARSE } kv_made;
 
 typedef struct kv_store kv_store;
 
@@ -113,8 +122,9 @@ bool     kv_resident(const kv_store *s);
 /* Room for n_new tokens behind the committed ones.  KVD_E_FULL names the limit that was hit; the
  * sequence is then as it was. */
 kvd_status kv_seq_reserve(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err);
-void       kv_seq_commit(kv_store *s, uint32_t seq, uint32_t n_new); /* n_new were reserved */
-void       kv_seq_release(kv_store *s, uint32_t seq);                /* unused room goes back */
+/* n_new were reserved.  made: by a decode step, sparse or dense, and not in a prompt. */
+void kv_seq_commit(kv_store *s, uint32_t seq, uint32_t n_new, kv_made made);
+void kv_seq_release(kv_store *s, uint32_t seq); /* unused room goes back */
 /* Seals what is due.  grown: the tokens were generated, which is only counted. */
 kvd_status kv_seq_seal(kv_store *s, kvd_stream *st, uint32_t seq, bool grown, kvd_err *err);
 /* n_keep <= length.  Blocks that would not be sealed at that length become raw again; where that
@@ -141,6 +151,25 @@ const uint64_t *kv_seq_blocks(const kv_store *s, uint32_t seq);
  * Valid until the next call. */
 kvd_status kv_dense_view(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq,
                          kvd_kv_layout *layout, const uint64_t **block, kvd_err *err);
+
+/* ---- the block store ----------------------------------------------------------------- */
+
+/* Without a cache_dir these do nothing. */
+
+/* Where the sequence's token ids are, for as long as the store lives (a token's id is there before
+ * the token is committed or its prompt begun); and what else its K and V depend on.  The variant
+ * changes only while the sequence is empty. */
+void kv_seq_source(kv_store *s, uint32_t seq, const int32_t *token, uint8_t variant);
+/* What sparse steps depend on: at most 62 bytes. */
+void kv_set_provenance(kv_store *s, const void *options, uint32_t bytes);
+/* Fills an empty sequence with the longest known prefix of its first n_token ids; returns how many
+ * tokens it holds then.  final_len: with the rest of its prompt. */
+uint32_t kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_token,
+                        uint32_t final_len);
+/* Stores what is not sealed, as it is now. */
+void kv_seq_store_tail(kv_store *s, uint32_t seq);
+/* Waits until all that was stored can be found by others. */
+kvd_status kv_flush(kv_store *s, kvd_err *err);
 
 /* ---- sparse attention -------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
  * kv_seal.c     raw blocks to records and back
  * kv_prompt.c   a prompt that goes through the layers one by one
  * kv_step.c     select, fetch, attend
+ * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back
  *
  * A *lane index* counts lanes of all sequences: (seq * n_layer + layer) * n_kv_head + head.  Arrays
  * per chunk have n_chunk_max elements a lane and are written first when a chunk is sealed. */
@@ -84,6 +85,8 @@ struct kv_store {
     uint64_t *lists;       /* [n_seq][2][blocks_max], where block and iblock point */
     uint64_t *stage_block; /* [blocks_max] */
     kv_prompt prompt;      /* under way, or n_new 0 */
+
+    struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */
 
     kv_counts counts;
     uint64_t *lane_select, *lane_hit; /* [n_layer][n_kv_head] */

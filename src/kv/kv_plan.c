@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "kv/kv_impl.h"
+#include "kv/kv_cache.h"
 
 static uint64_t elem_bytes(const kv_params *p)
 {
@@ -39,7 +39,7 @@ static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
     const uint64_t host = z->resident ? 0 : z->n_block * lanes * KV_BLOCK_TOKENS / p->chunk_tokens;
 
     return sizeof(kv_store) + p->n_seq * (sizeof(kv_seq) + 16 * blocks) + 8 * blocks +
-           8 * z->n_raw + 8 * z->n_block + 4 * host + 16 * lanes;
+           8 * z->n_raw + 8 * z->n_block + 4 * host + 16 * lanes + kv_cache_bytes(p);
 }
 
 /* Too little room on a tier: says for what, and what would do. */

@@ -9,7 +9,7 @@
  * Thread: the session's. */
 #include <inttypes.h>
 
-#include "kv/kv_impl.h"
+#include "kv/kv_cache.h"
 
 static uint32_t blocks_for(uint64_t n_token)
 {
@@ -45,6 +45,7 @@ kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *e
     }
     for (uint32_t b = p->first; b < p->end; b++)
         kv_map_block(s, seq, b);
+    kv_cache_put_begin(s, seq, p->first, p->end);
     for (; q->n_block < need; q->n_block++, s->n_held++)
         q->block[q->n_block] = q->n_block < p->end ? KV_NO_BLOCK : s->free_stack[--s->n_free];
     return KVD_OK;
@@ -93,6 +94,7 @@ kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err 
     if (s->params.sparse && p->end > p->first)
         KVD_TRY(kv_index_layer(s, st, layer, &l, s->stage_block + p->first, q->iblock + p->first,
                                p->end - p->first, err));
+    kv_cache_put_layer(s, p->seq, layer, s->stage_block);
     for (uint32_t b = p->first; b < p->end; b++)
         KVD_TRY(kv_move_layer(s, st, p->seq, layer, b, kv_stage_block(s, b), true, err));
     if (p->first == 0 && p->end > 0)
@@ -108,6 +110,7 @@ void kv_prompt_end(kv_store *s)
     kv_seq    *q = &s->seq[p->seq];
 
     kvd_assert(p->n_new > 0);
+    kv_cache_put_end(s, true);
     for (uint32_t b = p->first; b < p->end; b++) {
         if (q->block[b] != KV_NO_BLOCK)
             s->free_stack[s->n_free++] = q->block[b];
@@ -128,6 +131,7 @@ void kv_prompt_abort(kv_store *s)
 
     if (p->n_new == 0)
         return;
+    kv_cache_put_end(s, false);
     for (uint32_t b = p->end; b-- > p->first;)
         kv_unmap_block(s, p->seq, b);
     for (; q->n_block > blocks_for(q->len); s->n_held--) {

@@ -8,7 +8,7 @@
  * Thread: the session's. */
 #include <string.h>
 
-#include "kv/kv_impl.h"
+#include "kv/kv_cache.h"
 
 /* The lane's host records of one block, and where they lie raw. */
 static uint64_t list_lane(const kv_store *s, uint64_t lane, uint32_t b, uint64_t raw, uint64_t n)
@@ -120,6 +120,9 @@ static kvd_status seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t
 
     if (s->params.sparse)
         KVD_TRY(kv_index_layer(s, st, layer, &l, q->block + first, q->iblock + first, n, err));
+    for (uint32_t b = first; b < first + n; b++)
+        s->stage_block[b] = kv_layer_of(s, q->block[b], layer);
+    kv_cache_put_layer(s, seq, layer, s->stage_block);
     for (uint32_t b = first; b < first + n && !s->sizes.resident; b++)
         KVD_TRY(kv_move_layer(s, st, seq, layer, b, kv_layer_of(s, q->block[b], layer), true, err));
     if (first > 0 || s->sizes.resident)
@@ -135,8 +138,10 @@ static kvd_status seal_blocks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_
 
     for (uint32_t b = first; b < first + n; b++)
         kv_map_block(s, seq, b);
+    kv_cache_put_begin(s, seq, first, first + n);
     for (uint32_t il = 0; il < s->params.n_layer && rc == KVD_OK; il++)
         rc = seal_layer(s, st, seq, il, first, n, err);
+    kv_cache_put_end(s, rc == KVD_OK);
     if (rc != KVD_OK) {
         for (uint32_t b = first + n; b-- > first;)
             kv_unmap_block(s, seq, b);

@@ -21,7 +21,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "kv/kv_impl.h"
+#include "kv/kv_cache.h"
 
 static uint32_t blocks_for(uint64_t n_token)
 {
@@ -144,6 +144,11 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     layouts_init(s);
     fill_stacks(s);
     kv_place_map(p, sizes.resident, s, s->map.ptr);
+    st = kv_cache_open(s, err);
+    if (st != KVD_OK) {
+        kv_store_close(s);
+        return st;
+    }
     *out = s;
     return KVD_OK;
 }
@@ -152,6 +157,7 @@ void kv_store_close(kv_store *s)
 {
     if (!s)
         return;
+    kv_cache_close(s);
     s->be->ops->mem_free(s->be, &s->pool);
     s->be->ops->mem_free(s->be, &s->landmarks);
     s->be->ops->mem_free(s->be, &s->map);
@@ -244,13 +250,15 @@ kvd_status kv_seq_reserve(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *er
     return KVD_OK;
 }
 
-void kv_seq_commit(kv_store *s, uint32_t seq, uint32_t n_new)
+void kv_seq_commit(kv_store *s, uint32_t seq, uint32_t n_new, kv_made made)
 {
     kv_seq *q;
 
     kvd_assert(seq < s->params.n_seq);
     q = &s->seq[seq];
     kvd_assert(blocks_for((uint64_t)q->len + n_new) <= q->n_block);
+    if (made != KV_MADE_PROMPT && n_new > 0)
+        kv_cache_mark(s, seq, q->len, n_new, made == KV_MADE_SPARSE);
     q->len += n_new;
     s->n_used += n_new;
 }
@@ -272,6 +280,7 @@ void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep)
     s->n_used -= q->len - n_keep;
     q->len  = n_keep;
     q->step = 0; /* the window may hold what is gone: the next step fills it anew */
+    kv_cache_cut(s, seq, n_keep);
     drop_blocks(s, seq, blocks_for(n_keep));
     if (kv_unseal(s, st, seq, kv_sealed_at(&s->params, n_keep), &err) == KVD_OK)
         return;

@@ -166,7 +166,7 @@ static bool op_prompt(world *w, uint32_t q, uint32_t n)
             kv_seq_release(s, q);
             continue;
         }
-        kv_seq_commit(s, q, n);
+        kv_seq_commit(s, q, n, KV_MADE_PROMPT);
         assert_int_equal(kv_seq_seal(s, w->st, q, false, NULL), KVD_OK);
         if (w->sparse)
             kv_seq_admit(s, q, 64 + q * 16, 2.0f);
@@ -236,7 +236,7 @@ static uint32_t op_step(world *w)
         if (i > 0)
             assert_memory_equal(out[1], out[0], sizeof(out[0]));
         for (uint32_t k = 0; k < n; k++) {
-            kv_seq_commit(s, seq[k], 1);
+            kv_seq_commit(s, seq[k], 1, KV_MADE_SPARSE);
             assert_int_equal(kv_seq_seal(s, w->st, seq[k], true, NULL), KVD_OK);
         }
     }
@@ -400,7 +400,7 @@ static void test_limits_are_named(void **state)
     assert_int_equal(kv_seq_reserve(s, 0, 1025, &err), KVD_E_FULL);
     assert_non_null(strstr(err.msg, "1024"));
     assert_int_equal(kv_seq_reserve(s, 0, 600, &err), KVD_OK);
-    kv_seq_commit(s, 0, 600);
+    kv_seq_commit(s, 0, 600, KV_MADE_PROMPT);
     assert_int_equal(kv_seq_reserve(s, 1, 300, &err), KVD_E_FULL); /* two blocks, one is free */
     assert_non_null(strstr(err.msg, "sequence 1"));
     kv_check(s);

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_cache.c - what is sealed goes to the block store as well, and comes back from it.
+ *
+ * Blocks that are sealed together become segments of 16 and single blocks; what is not sealed at
+ * the end of a prompt becomes a tail.  A store that refuses (full, paused, broken) costs nothing
+ * but that the blocks are not found later.
+ *
+ * Each block's key continues the chain of the block before it, so the keys of a sequence's sealed
+ * blocks are kept.  Provenance says how K and V of a block came about: exactly (in prompts), or
+ * with generated tokens among them, then under which options.
+ *
+ * Owns: the block store, buffers to gather lanes in.  Thread: the session's. */
+#include <string.h>
+
+#include "kv/kv_cache.h"
+
+#define PROV_EXACT  'e'
+#define PROV_DENSE  'd'
+#define PROV_SPARSE 's'
+
+/* ---- provenance --------------------------------------------------------------------- */
+
+static char prov_kind(uint8_t made)
+{
+    return made & MADE_SPARSE ? PROV_SPARSE : made & MADE_DENSE ? PROV_DENSE : PROV_EXACT;
+}
+
+/* kind, the sequence's variant, and the options where they matter. */
+kv_cache_prov kv_cache_prov_of(const kv_cache *c, uint8_t made, uint8_t variant)
+{
+    const char    kind = prov_kind(made);
+    kv_cache_prov p    = { .byte = { (uint8_t)kind, variant }, .bytes = 2 };
+
+    if (kind == PROV_SPARSE) {
+        memcpy(p.byte + 2, c->options, c->n_options);
+        p.bytes += c->n_options;
+    }
+    return p;
+}
+
+void kv_cache_mark(kv_store *s, uint32_t seq, uint32_t first, uint32_t n, bool sparse)
+{
+    kv_cache_seq *q = s->cache ? &s->cache->seq[seq] : NULL;
+
+    for (uint32_t b = first / KV_BLOCK_TOKENS; q && b <= (first + n - 1) / KV_BLOCK_TOKENS; b++)
+        q->made[b] |= sparse ? MADE_SPARSE : MADE_DENSE;
+}
+
+/* ---- open and close ----------------------------------------------------------------- */
+
+static uint64_t segment_bytes(const kv_store *s)
+{
+    return (uint64_t)KV_DISK_SEGMENT_BLOCKS * s->block_chunks * s->layout.record_bytes;
+}
+
+static uint64_t tail_token_bytes(const kv_store *s)
+{
+    return s->layout.record_bytes / s->params.chunk_tokens;
+}
+
+static uint64_t tail_bytes(const kv_store *s)
+{
+    return (uint64_t)(KV_BLOCK_TOKENS + s->params.n_local) * tail_token_bytes(s);
+}
+
+uint64_t kv_cache_bytes(const kv_params *p)
+{
+    const uint64_t blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
+    const uint64_t elem   = p->type == KVD_DTYPE_F32 ? 4 : 2;
+    const uint64_t segment =
+        (uint64_t)KV_DISK_SEGMENT_BLOCKS * KV_BLOCK_TOKENS * 2 * p->head_dim * elem;
+
+    if (!p->cache_dir)
+        return 0;
+    return sizeof(kv_cache) +
+           p->n_seq * (sizeof(kv_cache_seq) + blocks * (sizeof(kv_disk_key) + 1)) + segment +
+           KV_DISK_SEGMENT_BLOCKS * kvd_index_lane_bytes(&p->index) +
+           p->n_kv_head * (blocks + 2) * sizeof(kv_disk_read);
+}
+
+static kvd_status alloc_cache(kv_store *s, kv_cache *c, kvd_err *err)
+{
+    const size_t blocks = s->blocks_max;
+
+    c->gather = kvd_malloc((size_t)kvd_max_u64(segment_bytes(s), tail_bytes(s)));
+    c->aux    = kvd_malloc((size_t)(KV_DISK_SEGMENT_BLOCKS * s->index.head_stride));
+    c->read   = kvd_calloc(s->params.n_kv_head * (blocks + 2), sizeof(*c->read));
+    c->seq    = kvd_calloc(s->params.n_seq, sizeof(*c->seq));
+    c->keys   = kvd_calloc(s->params.n_seq * blocks, sizeof(*c->keys));
+    c->made   = kvd_calloc(s->params.n_seq * blocks, sizeof(*c->made));
+    if (!c->gather || !c->aux || !c->read || !c->seq || !c->keys || !c->made)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "prefix cache: no memory for its tables");
+    for (uint32_t i = 0; i < s->params.n_seq; i++) {
+        c->seq[i].key  = c->keys + i * blocks;
+        c->seq[i].made = c->made + i * blocks;
+    }
+    return KVD_OK;
+}
+
+kvd_status kv_cache_open(kv_store *s, kvd_err *err)
+{
+    const kv_params *p  = &s->params;
+    kv_disk_params   dp = { .dir            = p->cache_dir,
+                            .geometry       = { .n_lane           = p->n_layer * p->n_kv_head,
+                                                .block_tokens     = KV_BLOCK_TOKENS,
+                                                .chunk_tokens     = p->chunk_tokens,
+                                                .record_bytes     = (uint32_t)s->layout.record_bytes,
+                                                .aux_bytes        = (uint32_t)s->index.head_stride,
+                                                .tail_token_bytes = (uint32_t)tail_token_bytes(s) },
+                            .max_bytes      = p->cache_bytes,
+                            .min_free_bytes = p->cache_min_free };
+    kvd_status       st;
+
+    if (!p->cache_dir)
+        return KVD_OK;
+    kvd_assert(p->sparse); /* blocks are stored with their index */
+    memcpy(dp.fingerprint, p->fingerprint, sizeof(dp.fingerprint));
+    s->cache = kvd_calloc(1, sizeof(*s->cache));
+    if (!s->cache)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "prefix cache: no memory");
+    st = alloc_cache(s, s->cache, err);
+    if (st == KVD_OK)
+        st = kv_disk_open(&s->cache->disk, &dp, err);
+    return st;
+}
+
+void kv_cache_close(kv_store *s)
+{
+    kv_cache *c = s->cache;
+
+    if (!c)
+        return;
+    kv_disk_close(c->disk);
+    kvd_free(c->gather);
+    kvd_free(c->aux);
+    kvd_free(c->read);
+    kvd_free(c->seq);
+    kvd_free(c->keys);
+    kvd_free(c->made);
+    kvd_free(c);
+    s->cache = NULL;
+}
+
+void kv_seq_source(kv_store *s, uint32_t seq, const int32_t *token, uint8_t variant)
+{
+    if (!s->cache)
+        return;
+    s->cache->seq[seq].token   = token;
+    s->cache->seq[seq].variant = variant;
+}
+
+void kv_set_provenance(kv_store *s, const void *options, uint32_t bytes)
+{
+    if (!s->cache)
+        return;
+    kvd_assert(bytes <= KV_DISK_PROV_BYTES - 2);
+    memcpy(s->cache->options, options, bytes);
+    s->cache->n_options = bytes;
+}
+
+/* A sequence was cut: what follows is of a prompt until marked otherwise. */
+void kv_cache_cut(kv_store *s, uint32_t seq, uint32_t n_keep)
+{
+    const uint32_t b = (uint32_t)kvd_div_up(n_keep, KV_BLOCK_TOKENS);
+
+    if (s->cache)
+        memset(s->cache->seq[seq].made + b, 0, s->blocks_max - b);
+}
+
+/* ---- names -------------------------------------------------------------------------- */
+
+static const kv_disk_key *parent_of(const kv_cache_seq *q, uint32_t b)
+{
+    static const kv_disk_key none;
+
+    return b == 0 ? &none : &q->key[b - 1];
+}
+
+kvd_status kv_cache_name_block(kv_store *s, uint32_t seq, uint32_t b, kvd_err *err)
+{
+    kv_cache           *c = s->cache;
+    kv_cache_seq       *q = &c->seq[seq];
+    const kv_cache_prov p = kv_cache_prov_of(c, q->made[b], q->variant);
+    const kv_disk_name  n = { .kind        = KV_DISK_BLOCK,
+                              .parent      = *parent_of(q, b),
+                              .first_token = (uint64_t)b * KV_BLOCK_TOKENS,
+                              .token       = q->token + (size_t)b * KV_BLOCK_TOKENS,
+                              .n_token     = KV_BLOCK_TOKENS,
+                              .provenance  = { p.byte, p.bytes } };
+
+    return kv_disk_key_of(c->disk, &n, &q->key[b], err);
+}
+
+/* A refusal is the store's business; it is told once per reason, not once per block. */
+static void tell(kv_cache *c, const kvd_err *err)
+{
+    if (strcmp(c->told, err->msg) == 0)
+        return;
+    kvd_log(KVD_LOG_WARN, "prefix cache: not stored: %s", err->msg);
+    memcpy(c->told, err->msg, sizeof(c->told));
+}
+
+/* ---- storing blocks ----------------------------------------------------------------- */
+
+static uint8_t made_of_blocks(const kv_cache_seq *q, uint32_t first, uint32_t n)
+{
+    uint8_t made = 0;
+
+    for (uint32_t b = first; b < first + n; b++)
+        made |= q->made[b];
+    return made;
+}
+
+/* Blocks of one segment must have one provenance. */
+static uint32_t unit_blocks(const kv_cache_seq *q, uint32_t first, uint32_t end)
+{
+    if (end - first < KV_DISK_SEGMENT_BLOCKS)
+        return 1;
+    for (uint32_t b = first + 1; b < first + KV_DISK_SEGMENT_BLOCKS; b++) {
+        if (prov_kind(q->made[b]) != prov_kind(q->made[first]))
+            return 1;
+    }
+    return KV_DISK_SEGMENT_BLOCKS;
+}
+
+static void begin_unit(kv_store *s, uint32_t seq, uint32_t first, uint32_t n)
+{
+    kv_cache           *c    = s->cache;
+    kv_cache_seq       *q    = &c->seq[seq];
+    const kv_cache_prov p    = kv_cache_prov_of(c, made_of_blocks(q, first, n), q->variant);
+    const kv_disk_name  name = { .kind        = n == 1 ? KV_DISK_BLOCK : KV_DISK_SEGMENT,
+                                 .parent      = *parent_of(q, first),
+                                 .first_token = (uint64_t)first * KV_BLOCK_TOKENS,
+                                 .token       = q->token + (size_t)first * KV_BLOCK_TOKENS,
+                                 .n_token     = n * KV_BLOCK_TOKENS,
+                                 .provenance  = { p.byte, p.bytes } };
+    kv_cache_unit      *u    = &c->unit[c->n_unit];
+    kvd_err             err  = { 0 };
+
+    *u = (kv_cache_unit){ .first = first, .n = n };
+    if (kv_disk_put_begin(c->disk, &name, &u->put, &err) != KVD_OK)
+        tell(c, &err);
+    else if (u->put != KV_DISK_NONE)
+        c->n_unit++;
+}
+
+void kv_cache_put_begin(kv_store *s, uint32_t seq, uint32_t first, uint32_t end)
+{
+    kv_cache *c   = s->cache;
+    kvd_err   err = { 0 };
+
+    if (!c)
+        return;
+    c->n_unit = 0;
+    for (uint32_t b = first; b < end; b++) {
+        if (kv_cache_name_block(s, seq, b, &err) != KVD_OK) {
+            tell(c, &err);
+            return;
+        }
+    }
+    while (first < end && c->n_unit < KV_DISK_PUT_MAX) {
+        const uint32_t n = unit_blocks(&c->seq[seq], first, end);
+
+        begin_unit(s, seq, first, n);
+        first += n;
+    }
+}
+
+/* Index of a lane's blocks, one behind the other. */
+static void gather_aux(const kv_store *s, uint32_t seq, uint32_t lane, const kv_cache_unit *u)
+{
+    const uint64_t bytes = s->index.head_stride;
+
+    for (uint32_t i = 0; i < u->n; i++)
+        memcpy(s->cache->aux + i * bytes,
+               (const uint8_t *)s->landmarks.ptr + s->seq[seq].iblock[u->first + i] + lane * bytes,
+               (size_t)bytes);
+}
+
+static void put_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
+                     const uint64_t *layer_at, kv_cache_unit *u)
+{
+    kv_cache      *c     = s->cache;
+    const uint32_t lane  = layer * s->params.n_kv_head + head;
+    const uint64_t bytes = s->block_chunks * s->layout.record_bytes;
+    kvd_err        err   = { 0 };
+
+    for (uint32_t i = 0; i < u->n; i++)
+        memcpy(c->gather + i * bytes,
+               (const uint8_t *)s->pool.ptr + layer_at[u->first + i] + head * s->layout.head_stride,
+               (size_t)bytes);
+    gather_aux(s, seq, lane, u);
+    if (kv_disk_put_lane(c->disk, u->put, lane, c->gather, NULL, c->aux, &err) == KVD_OK)
+        return;
+    tell(c, &err);
+    kv_disk_put_abort(c->disk, u->put);
+    u->put = KV_DISK_NONE;
+}
+
+/* layer_at[b]: where block b's lanes of this layer lie in the pool; the host reads them there, so a
+ * device other than the CPU has to have brought them down. */
+void kv_cache_put_layer(kv_store *s, uint32_t seq, uint32_t layer, const uint64_t *layer_at)
+{
+    for (uint32_t i = 0; s->cache && i < s->cache->n_unit; i++) {
+        kv_cache_unit *u = &s->cache->unit[i];
+
+        for (uint32_t h = 0; h < s->params.n_kv_head && u->put != KV_DISK_NONE; h++)
+            put_lane(s, seq, layer, h, layer_at, u);
+    }
+}
+
+void kv_cache_put_end(kv_store *s, bool ok)
+{
+    kv_cache *c = s->cache;
+
+    for (uint32_t i = 0; c && i < c->n_unit; i++) {
+        kvd_err err = { 0 };
+
+        if (c->unit[i].put == KV_DISK_NONE)
+            continue;
+        if (!ok)
+            kv_disk_put_abort(c->disk, c->unit[i].put);
+        else if (kv_disk_put_commit(c->disk, c->unit[i].put, &err) != KVD_OK)
+            tell(c, &err);
+    }
+    if (c)
+        c->n_unit = 0;
+}
+
+/* ---- tails -------------------------------------------------------------------------- */
+
+/* K row, then V row, of a token that is not sealed. */
+static uint8_t *raw_row(const kv_store *s, uint32_t seq, uint32_t layer, uint32_t head, uint32_t t,
+                        bool v)
+{
+    const uint32_t ct  = s->params.chunk_tokens;
+    const uint64_t row = tail_token_bytes(s) / 2;
+
+    return (uint8_t *)s->pool.ptr +
+           kv_record_in_block(s, s->seq[seq].block[t / KV_BLOCK_TOKENS], layer, head,
+                              t % KV_BLOCK_TOKENS / ct) +
+           (t % ct + (v ? ct : 0)) * row;
+}
+
+void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first, uint32_t n,
+                        uint8_t *packed, bool out)
+{
+    const uint32_t layer = lane / s->params.n_kv_head, head = lane % s->params.n_kv_head;
+    const uint64_t row = tail_token_bytes(s) / 2;
+
+    for (uint32_t i = 0; i < 2 * n; i++, packed += row) {
+        uint8_t *raw = raw_row(s, seq, layer, head, first + i / 2, i % 2);
+
+        memcpy(out ? packed : raw, out ? raw : packed, (size_t)row);
+    }
+}
+
+void kv_seq_store_tail(kv_store *s, uint32_t seq)
+{
+    kv_cache      *c     = s->cache;
+    const kv_seq  *q     = &s->seq[seq];
+    const uint32_t first = q->n_sealed, n = q->len - q->n_sealed;
+    kv_disk_put    put = KV_DISK_NONE;
+    kvd_err        err = { 0 };
+    kvd_status     st;
+
+    if (!c || n == 0 || n >= 2 * KV_BLOCK_TOKENS)
+        return;
+    {
+        const uint32_t      b0   = first / KV_BLOCK_TOKENS;
+        const uint8_t       made = made_of_blocks(&c->seq[seq], b0, q->n_block - b0);
+        const kv_cache_prov p    = kv_cache_prov_of(c, made, c->seq[seq].variant);
+        const kv_disk_name  name = { .kind        = KV_DISK_TAIL,
+                                     .parent      = *parent_of(&c->seq[seq], b0),
+                                     .first_token = first,
+                                     .token       = c->seq[seq].token + first,
+                                     .n_token     = n,
+                                     .provenance  = { p.byte, p.bytes } };
+
+        st = kv_disk_put_begin(c->disk, &name, &put, &err);
+    }
+    for (uint32_t l = 0; l < s->params.n_layer * s->params.n_kv_head && put && st == KVD_OK; l++) {
+        kv_cache_copy_tail(s, seq, l, first, n, c->gather, true);
+        st = kv_disk_put_lane(c->disk, put, l, c->gather, NULL, NULL, &err);
+    }
+    if (st == KVD_OK && put)
+        st = kv_disk_put_commit(c->disk, put, &err);
+    if (st == KVD_OK)
+        return;
+    tell(c, &err);
+    if (put)
+        kv_disk_put_abort(c->disk, put);
+}
+
+kvd_status kv_flush(kv_store *s, kvd_err *err)
+{
+    return s->cache ? kv_disk_flush(s->cache->disk, err) : KVD_OK;
+}

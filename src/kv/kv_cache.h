@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_cache.h - private to kv/: between the store and its block store on disk (kv_cache.c,
+ * kv_restore.c). */
+#ifndef KVD_KV_CACHE_H
+#define KVD_KV_CACHE_H
+
+#include "kv/kv_disk.h"
+#include "kv/kv_impl.h"
+
+enum {                  /* what a block holds besides tokens of prompts */
+       MADE_DENSE  = 1, /* generated with dense attention */
+       MADE_SPARSE = 2
+};
+
+typedef struct kv_cache_prov { /* a provenance as the block store takes it */
+    uint8_t  byte[KV_DISK_PROV_BYTES];
+    uint32_t bytes;
+} kv_cache_prov;
+
+typedef struct kv_cache_seq {
+    const int32_t *token;   /* the caller's array of the sequence's ids */
+    uint8_t        variant; /* what else K and V depend on, such as a choice of RoPE factors */
+    kv_disk_key   *key;     /* [blocks_max] of sealed blocks */
+    uint8_t       *made;    /* [blocks_max] bits: generated tokens among the block's */
+} kv_cache_seq;
+
+typedef struct kv_cache_unit {
+    kv_disk_put put;
+    uint32_t    first, n; /* blocks */
+} kv_cache_unit;
+
+typedef struct kv_cache {
+    kv_disk      *disk;
+    uint8_t      *gather; /* one lane of a segment, or of a tail */
+    uint8_t      *aux;    /* index of a lane of a segment */
+    kv_disk_read *read;   /* [n_kv_head * (blocks_max + 2)] */
+    kv_cache_seq *seq;    /* [n_seq] */
+    kv_disk_key  *keys;
+    uint8_t      *made;
+    uint8_t       options[KV_DISK_PROV_BYTES]; /* of sparse steps */
+    uint32_t      n_options;
+    kv_cache_unit unit[KV_DISK_PUT_MAX];
+    uint32_t      n_unit;
+    char          told[KVD_ERR_MSG_BYTES];
+} kv_cache;
+
+/* Bytes it takes besides the block store's own buffers. */
+uint64_t      kv_cache_bytes(const kv_params *p);
+kvd_status    kv_cache_open(kv_store *s, kvd_err *err); /* nothing without a directory */
+void          kv_cache_close(kv_store *s);
+kv_cache_prov kv_cache_prov_of(const kv_cache *c, uint8_t made, uint8_t variant);
+/* n tokens from position first on were generated. */
+void kv_cache_mark(kv_store *s, uint32_t seq, uint32_t first, uint32_t n, bool sparse);
+void kv_cache_cut(kv_store *s, uint32_t seq, uint32_t n_keep);
+
+/* Blocks [first, end) as they are sealed: begin; every layer once; end, ok or not.  Failures are
+ * the cache's own. */
+void kv_cache_put_begin(kv_store *s, uint32_t seq, uint32_t first, uint32_t end);
+void kv_cache_put_layer(kv_store *s, uint32_t seq, uint32_t layer, const uint64_t *layer_at);
+void kv_cache_put_end(kv_store *s, bool ok);
+
+/* The key of sealed block b, from its tokens, what it is made of, and the block before. */
+kvd_status kv_cache_name_block(kv_store *s, uint32_t seq, uint32_t b, kvd_err *err);
+
+/* Between a lane's raw tokens [first, first + n) and rows packed as K, V, K, V ... */
+void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first, uint32_t n,
+                        uint8_t *packed, bool out);
+
+#endif

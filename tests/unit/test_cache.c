@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_cache.c - the prefix cache end to end on tiny models: what comes back from the directory is
+ * what was there, in this process and the next, whole, cut, damaged or of another model. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "engine/engine.h"
+
+enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 330 };
+
+static kvd_err err;
+static char    dir[64];
+
+static kvd_model *open_model(const char *name)
+{
+    kvd_model_params p = KVD_MODEL_PARAMS_INIT;
+    char             path[512];
+    kvd_model       *m;
+
+    snprintf(path, sizeof(path), "%s/tiny/%s.gguf", KVD_TEST_DATA, name);
+    p.path          = path;
+    p.n_thread      = 2;
+    p.deterministic = true; /* prompts are cut where the cache ends */
+    p.rope_scaling  = KVD_ROPE_LINEAR;
+    p.rope_factor   = 32.0f;
+    if (kvd_model_open(&m, &p, &err) != KVD_OK)
+        fail_msg("%s: %s", path, err.msg);
+    return m;
+}
+
+static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device)
+{
+    kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
+    kvd_session_params   p = KVD_SESSION_PARAMS_INIT;
+    kvd_session         *s;
+
+    a.mode      = mode;
+    a.budget    = 96;
+    p.n_ctx     = N_CTX;
+    p.n_batch   = N_BATCH;
+    p.kv_device = kv_device;
+    p.cache_dir = cache ? dir : NULL;
+    p.attention = &a;
+    if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    return s;
+}
+
+static int32_t token_at(uint32_t text, uint32_t i)
+{
+    return (int32_t)((i * 37 + text * 101 + i * i % 13 + i / 97) % 256);
+}
+
+/* Tokens [0, common) of text 0, then of another text; returns how many were known. */
+static uint64_t prefill(kvd_session *s, uint32_t n, uint32_t common, uint32_t text)
+{
+    kvd_stats c = { .struct_size = sizeof(c) };
+    int32_t  *t = malloc(n * sizeof(*t));
+    uint64_t  before;
+
+    kvd_session_get_stats(s, &c);
+    before = c.n_cached;
+    for (uint32_t i = 0; i < n; i++)
+        t[i] = token_at(i < common ? 0 : text, i);
+    if (kvd_prefill(s, 0, t, n, NULL, NULL, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    free(t);
+    assert_int_equal(kvd_seq_len(s, 0), n);
+    kvd_session_get_stats(s, &c);
+    kv_check(s->kv);
+    return c.n_cached - before;
+}
+
+/* n greedy tokens pushed about, with a hash of all logits on the way. */
+static uint64_t generate(kvd_session *s, uint32_t n, int32_t *out)
+{
+    uint64_t hash = 1469598103934665603u;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const float *l = kvd_logits(s, 0);
+        kvd_batch    b = KVD_BATCH_INIT;
+        int32_t      t = 0;
+
+        for (size_t k = 0; k < N_VOCAB * sizeof(float); k++)
+            hash = (hash ^ ((const uint8_t *)l)[k]) * 1099511628211u; /* FNV-1a */
+        for (int32_t k = 1; k < N_VOCAB; k++)
+            t = l[k] > l[t] ? k : t;
+        t = (t + (int32_t)(i * 7 % 61)) % 256;
+        if (out)
+            out[i] = t;
+        b.n_token = 1;
+        b.token   = &t;
+        if (kvd_eval(s, &b, &err) != KVD_OK)
+            fail_msg("%s", err.msg);
+    }
+    return hash;
+}
+
+static uint64_t run(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device, uint32_t n,
+                    uint32_t common, uint64_t *known)
+{
+    kvd_session   *s = open_session(m, mode, cache, kv_device);
+    const uint64_t k = prefill(s, n, common, 1);
+    const uint64_t h = generate(s, N_GEN, NULL);
+
+    if (known)
+        *known = k;
+    kvd_session_close(s);
+    return h;
+}
+
+/* Enough for tiers, too little to be resident. */
+static uint64_t small_device(kvd_model *m)
+{
+    kvd_attention_params a    = KVD_ATTENTION_PARAMS_INIT;
+    kvd_session_params   p    = KVD_SESSION_PARAMS_INIT;
+    kvd_plan             plan = { .struct_size = sizeof(plan) };
+
+    a.mode      = KVD_ATTENTION_SPARSE;
+    a.budget    = 96;
+    p.n_ctx     = N_CTX;
+    p.n_batch   = N_BATCH;
+    p.attention = &a;
+    assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
+    return plan.kv_device_bytes - 1;
+}
+
+/* Cold, then known to the last token but one; then other endings; over every placement. */
+static void check_hits(const char *name, kvd_attention mode)
+{
+    kvd_model *m = open_model(name);
+    uint64_t   known, cold, small = small_device(m);
+
+    cold = run(m, mode, false, 0, N_PROMPT, N_PROMPT, NULL);
+    assert_true(run(m, mode, true, 0, N_PROMPT, N_PROMPT, &known) == cold);
+    assert_int_equal(known, 0);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_true(run(m, mode, true, i % 2 ? small : 0, N_PROMPT, N_PROMPT, &known) == cold);
+        assert_int_equal(known, N_PROMPT - 1);
+    }
+    for (uint32_t common = 1500; common < 1700;
+         common += 37) { /* a hit up to the middle of the tail */
+        cold = run(m, mode, false, 0, N_PROMPT + 20, common, NULL);
+        assert_true(run(m, mode, true, common % 2 ? small : 0, N_PROMPT + 20, common, &known) ==
+                    cold);
+        assert_int_equal(known, common < 1536 ? 1280 : common);
+    }
+    kvd_model_close(m);
+}
+
+static void test_hits_sparse(void **state)
+{
+    (void)state;
+    check_hits("llama", KVD_ATTENTION_SPARSE);
+}
+
+static void test_hits_dense(void **state)
+{
+    (void)state;
+    check_hits("qwen3", KVD_ATTENTION_DENSE);
+}
+
+/* A conversation: prompt, answer, another prompt; then all of it in a new process: the answer's
+ * blocks are found, and the text goes on as it would have. */
+static void test_growing_conversation(void **state)
+{
+    kvd_model   *m = open_model("llama");
+    kvd_session *s;
+    int32_t      answer[700], *t = malloc(N_CTX * sizeof(*t));
+    kvd_stats    c = { .struct_size = sizeof(c) };
+    uint64_t     want, known;
+
+    (void)state;
+    s = open_session(m, KVD_ATTENTION_SPARSE, true, 0);
+    prefill(s, N_PROMPT, N_PROMPT, 0);
+    generate(s, 700, answer);
+    kvd_session_close(s);
+    for (uint32_t i = 0; i < N_PROMPT; i++)
+        t[i] = token_at(0, i);
+    memcpy(t + N_PROMPT, answer, sizeof(answer));
+    for (uint32_t round = 0; round < 2; round++) { /* the second finds what the first has stored */
+        s = open_session(m, KVD_ATTENTION_SPARSE, true, round ? small_device(m) : 0);
+        assert_int_equal(kvd_prefill(s, 0, t, N_PROMPT + 700, NULL, NULL, &err), KVD_OK);
+        kvd_session_get_stats(s, &c);
+        known = c.n_cached;
+        assert_int_equal(known, N_PROMPT + 699);
+        if (round == 0)
+            want = generate(s, 50, NULL);
+        else
+            assert_true(generate(s, 50, NULL) == want);
+        kvd_session_close(s);
+    }
+    free(t);
+    kvd_model_close(m);
+}
+
+/* Changes a byte in every stretch of the data files. */
+static void damage(uint32_t step)
+{
+    char  path[128];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "%s/00000001.kvd", dir);
+    f = fopen(path, "r+b");
+    assert_non_null(f);
+    fseek(f, 0, SEEK_END);
+    for (long at = 5000, end = ftell(f); at < end; at += (long)step) {
+        int c;
+
+        fseek(f, at, SEEK_SET);
+        c = fgetc(f);
+        fseek(f, at, SEEK_SET);
+        fputc(c ^ 0x40, f);
+    }
+    fclose(f);
+}
+
+/* Damaged blocks are recomputed: the text is right, and the next run finds them again. */
+static void test_damage_is_recomputed(void **state)
+{
+    kvd_model     *m    = open_model("qwen3");
+    const uint64_t cold = run(m, KVD_ATTENTION_SPARSE, false, 0, N_PROMPT, N_PROMPT, NULL);
+    uint64_t       known;
+
+    (void)state;
+    run(m, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, NULL);
+    damage(70000);
+    assert_true(run(m, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known) == cold);
+    assert_true(known < N_PROMPT - 1);
+    assert_true(run(m, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known) == cold);
+    kvd_model_close(m);
+}
+
+/* Another model, another index, other chunks: nothing is found, nothing is harmed. */
+static void test_foreign_blocks_are_misses(void **state)
+{
+    kvd_model *a = open_model("llama"), *b = open_model("qwen3");
+    uint64_t   known;
+
+    (void)state;
+    run(a, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, NULL);
+    run(b, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known);
+    assert_int_equal(known, 0);
+    run(a, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known);
+    assert_int_equal(known, N_PROMPT - 1);
+    kvd_model_close(a);
+    kvd_model_close(b);
+}
+
+static void test_one_process_per_directory(void **state)
+{
+    kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
+    kvd_session_params   p = KVD_SESSION_PARAMS_INIT;
+    kvd_model           *m = open_model("llama");
+    kvd_session         *s = open_session(m, KVD_ATTENTION_DENSE, true, 0), *other;
+
+    (void)state;
+    p.n_ctx     = 512;
+    p.cache_dir = dir;
+    p.attention = &a;
+    assert_int_equal(kvd_session_open(&other, m, &p, &err), KVD_E_BUSY);
+    assert_non_null(strstr(err.msg, dir));
+    assert_int_equal(kvd_seq_synthesize(s, 0, 300, &err), KVD_E_INVAL);
+    kvd_session_close(s);
+    kvd_model_close(m);
+}
+
+static int make_dir(void **state)
+{
+    (void)state;
+    snprintf(dir, sizeof(dir), "/tmp/kvd-test-cache.XXXXXX");
+    return mkdtemp(dir) == NULL;
+}
+
+static int remove_dir(void **state)
+{
+    char command[128];
+
+    (void)state;
+    snprintf(command, sizeof(command), "rm -rf '%s'", dir);
+    return system(command);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_hits_sparse, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_hits_dense, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_growing_conversation, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_damage_is_recomputed, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_foreign_blocks_are_misses, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_one_process_per_directory, make_dir, remove_dir),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
