@@ -220,6 +220,17 @@ typedef struct kvd_index_build_args {
     const uint64_t  *iblock; /* [n_block] byte offsets into index.pool */
 } kvd_index_build_args;
 
+/* Means for an estimation zone: of each run of kv.block_tokens / zone.block_tokens tokens, one K
+ * and one V row, laid out as tokens of `zone` (with chunk_tokens 1 a mean is a record that
+ * attention over records takes; it stands for as many tokens as went in).  Same bytes on every
+ * backend. */
+typedef struct kvd_zone_build_args {
+    uint32_t        n_block;
+    kvd_kv_layout   kv, zone; /* same n_kv_head and head_dim */
+    const uint64_t *block;    /* [n_block] byte offsets into kv.pool */
+    const uint64_t *zblock;   /* [n_block] byte offsets into zone.pool */
+} kvd_zone_build_args;
+
 /* How the query heads of a group make one score: p_h(c) = weight_h(c) / sum of weights. */
 typedef enum kvd_gqa_rule {
     KVD_GQA_MEAN_KEPT,  /* mean over heads; the sum runs over chunks and kept tokens (default) */
@@ -371,14 +382,13 @@ typedef struct kvd_record_copy_args {
 
 /* The largest shapes a session will ask for: what scratch is sized by. */
 typedef struct kvd_backend_limits {
-    uint32_t       n_token; /* rows of one matmul or attention call */
-    uint32_t       n_seq;   /* sequences of one call */
-    uint32_t       n_col;   /* widest matmul input */
-    uint32_t       n_head, n_kv_head, head_dim;
-    uint32_t       n_ctx;   /* longest sequence */
-    uint32_t       n_chunk; /* chunks of the longest index; 0: no index_build, no select */
-    uint32_t       n_slot;  /* of the largest window; 0: window is not called */
-    kvd_index_kind index_kind;
+    uint32_t n_token; /* rows of one matmul or attention call */
+    uint32_t n_seq;   /* sequences of one call */
+    uint32_t n_col;   /* widest matmul input */
+    uint32_t n_head, n_kv_head, head_dim;
+    uint32_t n_ctx;   /* longest sequence */
+    uint32_t n_chunk; /* chunks of the longest index; 0: no index_build, no select */
+    uint32_t n_slot;  /* of the largest window; 0: window is not called */
 } kvd_backend_limits;
 
 /* ---- the table ------------------------------------------------------------------- */
@@ -417,6 +427,7 @@ typedef struct kvd_backend_ops {
     kvd_status (*kv_append)(kvd_stream *, const kvd_kv_append_args *, kvd_err *);
     kvd_status (*attn)(kvd_stream *, const kvd_attn_args *, kvd_err *);
     kvd_status (*index_build)(kvd_stream *, const kvd_index_build_args *, kvd_err *);
+    kvd_status (*zone_build)(kvd_stream *, const kvd_zone_build_args *, kvd_err *);
     kvd_status (*select)(kvd_stream *, const kvd_select_args *, kvd_err *);
     kvd_status (*attn_span)(kvd_stream *, const kvd_attn_span_args *, kvd_err *);
     kvd_status (*window)(kvd_stream *, const kvd_window_args *, kvd_err *);

@@ -224,15 +224,14 @@ static void case_close(index_case *c)
 
 static kvd_backend_limits case_limits(const index_case *c)
 {
-    return (kvd_backend_limits){ .n_token    = 1,
-                                 .n_seq      = c->sh.n_seq,
-                                 .n_col      = 64,
-                                 .n_head     = c->sh.n_head,
-                                 .n_kv_head  = c->sh.n_kv_head,
-                                 .head_dim   = c->sh.desc.head_dim,
-                                 .n_ctx      = 16,
-                                 .n_chunk    = c->lane_chunks,
-                                 .index_kind = c->sh.desc.kind };
+    return (kvd_backend_limits){ .n_token   = 1,
+                                 .n_seq     = c->sh.n_seq,
+                                 .n_col     = 64,
+                                 .n_head    = c->sh.n_head,
+                                 .n_kv_head = c->sh.n_kv_head,
+                                 .head_dim  = c->sh.desc.head_dim,
+                                 .n_ctx     = 16,
+                                 .n_chunk   = c->lane_chunks };
 }
 
 /* Indexes all sequences, one call each, so that a segment never spans two. */

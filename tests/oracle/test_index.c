@@ -602,6 +602,67 @@ static void test_clusters_gather(void **state)
     case_close(&c);
 }
 
+/* Means of 16 tokens' K and V, as a layout of their own; "ref" and "cpu" give the same bytes. */
+static void check_zone(const index_case *c, const kvd_kv_layout *zone, uint32_t b)
+{
+    for (uint32_t h = 0; h < c->sh.n_kv_head; h++) {
+        for (uint32_t i = 0; i < 16 * c->sh.desc.head_dim; i++) {
+            const uint32_t z = i / c->sh.desc.head_dim, d = i % c->sh.desc.head_dim;
+            const uint8_t *at = (const uint8_t *)zone->pool + b * 2 * zone->head_stride + 64 +
+                                h * zone->head_stride + z * zone->record_bytes;
+            float k = 0.0f, v = 0.0f;
+
+            for (uint32_t t = 16 * z; t < 16 * z + 16; t++) {
+                const float *row = (const float *)(const void *)case_key_row(c, b, h, t);
+
+                k += row[d];
+                v += row[4 * c->sh.desc.head_dim + d]; /* records of 4 tokens: V behind K */
+            }
+            assert_int_equal(((const uint16_t *)(const void *)at)[d], kvd_f32_to_bf16(k / 16.0f));
+            assert_int_equal(((const uint16_t *)(const void *)at)[c->sh.desc.head_dim + d],
+                             kvd_f32_to_bf16(v / 16.0f));
+        }
+    }
+}
+
+static void test_zone_means(void **state)
+{
+    static const index_shape shape = {
+        MEAN(KVD_INDEX_INT4, true, 4, 80), 2, 1, F32, 4, 1, { 192 }, { 0 }, { 8 }
+    };
+    kvd_rng    rng;
+    index_case c;
+
+    (void)state;
+    kvd_rng_seed(&rng, test_seed);
+    c = case_open(&shape, &rng);
+    for (uint64_t i = 0; i < c.kv_bytes / 4; i++)
+        ((float *)c.kv.pool)[i] = case_normal(&rng);
+    for (int ref = 0; ref < 2; ref++) {
+        kvd_stream         *st;
+        kvd_backend        *b     = test_open(ref ? "ref" : "cpu", NULL, 2, &c, &st);
+        kvd_kv_layout       zone  = { .type         = B16,
+                                      .n_kv_head    = 1,
+                                      .head_dim     = 80,
+                                      .chunk_tokens = 1,
+                                      .block_tokens = 16,
+                                      .record_bytes = 320,
+                                      .lane_off     = 64,
+                                      .head_stride  = 16 * 320 };
+        const uint64_t      at[3] = { 0, 2 * zone.head_stride, 4 * zone.head_stride };
+        kvd_zone_build_args a     = { .n_block = 3, .kv = c.kv, .block = c.block, .zblock = at };
+
+        zone.pool = case_mem(6 * zone.head_stride);
+        a.zone    = zone;
+        assert_int_equal(b->ops->zone_build(st, &a, NULL), KVD_OK);
+        for (uint32_t i = 0; i < 3; i++)
+            check_zone(&c, &zone, i);
+        kvd_pages_free(zone.pool, 6 * zone.head_stride + 64);
+        test_close(b, st);
+    }
+    case_close(&c);
+}
+
 /* INT4 landmarks against the chunks' exact means: what quantising loses, of what selects. */
 static void test_int4_is_close_to_exact(void **state)
 {
@@ -730,13 +791,10 @@ static int perf_main(const char *only)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ref_matches_formulas),
-        cmocka_unit_test(test_cpu_matches_ref),
-        cmocka_unit_test(test_threads_change_nothing),
-        cmocka_unit_test(test_edges),
-        cmocka_unit_test(test_nan_is_harmless),
-        cmocka_unit_test(test_top_p),
-        cmocka_unit_test(test_clusters_gather),
+        cmocka_unit_test(test_ref_matches_formulas),   cmocka_unit_test(test_cpu_matches_ref),
+        cmocka_unit_test(test_threads_change_nothing), cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_nan_is_harmless),        cmocka_unit_test(test_top_p),
+        cmocka_unit_test(test_clusters_gather),        cmocka_unit_test(test_zone_means),
         cmocka_unit_test(test_int4_is_close_to_exact),
     };
 

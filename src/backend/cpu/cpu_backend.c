@@ -230,6 +230,7 @@ const kvd_backend_ops cpu_ops = {
     .window      = cpu_window,
     .record_copy = cpu_record_copy,
     .index_build = cpu_index_build,
+    .zone_build  = cpu_zone_build,
     .select      = cpu_select,
 };
 
@@ -248,6 +249,7 @@ const kvd_backend_ops cpu_ref_ops = {
     .window      = cpu_window,
     .record_copy = cpu_ref_record_copy,
     .index_build = cpu_index_build,
+    .zone_build  = cpu_zone_build,
     .select      = cpu_ref_select,
 };
 

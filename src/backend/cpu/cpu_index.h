@@ -9,6 +9,9 @@
 uint64_t   cpu_index_build_scratch_bytes(const cpu_backend *be, const kvd_backend_limits *lim);
 kvd_status cpu_index_build(kvd_stream *st, const kvd_index_build_args *a, kvd_err *err);
 
+/* cpu_index_zone.c: likewise */
+kvd_status cpu_zone_build(kvd_stream *st, const kvd_zone_build_args *a, kvd_err *err);
+
 /* cpu_index.c */
 uint64_t   cpu_select_scratch_bytes(const cpu_backend *be, const kvd_backend_limits *lim);
 kvd_status cpu_select(kvd_stream *st, const kvd_select_args *a, kvd_err *err);

@@ -231,6 +231,7 @@ static void build_block(const build_job *j, uint32_t block, uint32_t head)
     slice_row              spread[CPU_INDEX_BLOCK / 4] = { { 0 } };
     slice_row              key[CPU_INDEX_BLOCK];
 
+    memset(lane, 0, s->bytes); /* what lies between sections goes to files too */
     for (uint32_t c0 = 0; c0 < s->dim; c0 += SLICE) {
         build_load(j, block, head, c0, key);
         if (s->n_mark)
@@ -354,6 +355,7 @@ static void build_segment_store(const build_job *j, const build_segment *g, uint
     const cpu_index_shape *s = &j->shape;
     slice_row              v[CPU_INDEX_CENTROID];
 
+    memset(lane, 0, s->bytes);
     for (uint32_t c0 = 0; c0 < s->dim; c0 += SLICE) {
         for (uint32_t k = 0; k < CPU_INDEX_CENTROID; k++) {
             for (uint32_t i = 0; i < SLICE; i++)
@@ -364,7 +366,6 @@ static void build_segment_store(const build_job *j, const build_segment *g, uint
         }
         build_pack(&s->mark[0], lane, v, c0);
     }
-    memset(lane + s->cluster_off, 0, 64);
     lane[s->cluster_off] = (uint8_t)at;
     memcpy(lane + s->cluster_off + 64, g->assign + (uint64_t)at * s->n_chunk, s->n_chunk);
 }
@@ -406,9 +407,10 @@ static void build_item(void *ctx, uint32_t item, uint32_t thread)
     }
 }
 
+/* For clusters, whatever the kind: a session may change it.  Untouched pages cost nothing. */
 uint64_t cpu_index_build_scratch_bytes(const cpu_backend *be, const kvd_backend_limits *lim)
 {
-    if (lim->n_chunk == 0 || lim->index_kind != KVD_INDEX_CLUSTER)
+    if (lim->n_chunk == 0)
         return 0;
     return build_segment_bytes(lim->head_dim) * be->base.n_thread;
 }
