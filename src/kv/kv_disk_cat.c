@@ -292,8 +292,8 @@ static bool row_parse(sqlite3_stmt *s, disk_row *r)
     if (kind > KV_DISK_TAIL)
         return false;
     r->kind = (kv_disk_kind)kind;
-    return keys && r->provenance.bytes <= KV_DISK_PROV_BYTES && r->file != UINT32_MAX &&
-           r->n_token <= DISK_RECORD_MAX * 64u && r->token &&
+    return keys && r->id > 0 && r->provenance.bytes <= KV_DISK_PROV_BYTES &&
+           r->file != UINT32_MAX && r->n_token <= DISK_RECORD_MAX * 64u && r->token &&
            (uint64_t)sqlite3_column_bytes(s, 14) == (uint64_t)r->n_token * 4 &&
            kv_disk_geometry_ok(&r->geometry) &&
            kv_disk_layout_of(&r->geometry, r->kind, r->n_token, r->ordered, &r->layout) &&

@@ -19,7 +19,7 @@
 
 bool kv_disk_unit_in_use(const kv_disk *d, int64_t id)
 {
-    for (uint32_t i = 0; i < d->n_unit_used; i++)
+    for (uint32_t i = 0; id != 0 && i < d->n_unit_used; i++) /* 0 marks a free slot */
         if (d->unit[i].id == id)
             return true;
     return false;

@@ -124,13 +124,16 @@ typedef struct disk_space {
     disk_range *free; /* sorted by file and offset, never adjacent */
     uint32_t    n_free, cap_free;
     bool        direct;
+    bool        punch_later; /* a tidy follows */
 } disk_space;
+
+typedef enum evict_which { EVICT_ANY, EVICT_SALTED, EVICT_BAD } evict_which;
 
 void kv_disk_file_path(const kv_disk *d, uint32_t file, char out[DISK_PATH_BYTES]);
 /* The file's descriptor, kept open until as many releases. */
 kvd_status kv_disk_file_use(kv_disk *d, uint32_t file, int *fd, kvd_err *err);
 void       kv_disk_file_release(kv_disk *d, uint32_t file);
-/* After the catalogue is loaded: removes what no row names. */
+/* Removes from the directory what neither a row nor a put names. */
 kvd_status kv_disk_space_tidy(kv_disk *d, kvd_err *err);
 /* At load: tells of one unit's range, in ascending order.  KVD_E_CORRUPT: it cannot be. */
 kvd_status kv_disk_space_seen(kv_disk *d, uint32_t file, uint64_t off, uint64_t bytes,
@@ -143,6 +146,8 @@ void       kv_disk_space_free(kv_disk *d, uint32_t file, uint64_t off, uint64_t 
 /* Within every limit after evicting; else a pause that says which does not allow it. */
 kvd_status kv_disk_space_admit(kv_disk *d, uint64_t bytes, bool salted, kvd_err *err);
 bool       kv_disk_evict(kv_disk *d, const disk_row *r); /* false: in use */
+/* The first in the order of eviction that nobody uses.  *gone: false: there is none. */
+kvd_status kv_disk_evict_oldest(kv_disk *d, evict_which which, bool *gone, kvd_err *err);
 /* Stops the stores for a while after an error of the disk. */
 void       kv_disk_pause_error(kv_disk *d, int sys, const char *text);
 kvd_status kv_disk_refuse(kv_disk *d, kv_disk_pause why, const char *text, kvd_err *err);

@@ -226,11 +226,12 @@ static void issue_run(kv_disk *d, disk_ticket *t, disk_slot *s)
 
     d->stats.useful_bytes += p->bytes;
     for (; t->next + n < t->n_piece; n++) {
-        const disk_piece *q = p + n;
+        const disk_piece *q       = p + n;
+        const uint64_t    q_start = q->off & ~(uint64_t)(KV_DISK_PAGE_BYTES - 1);
         const uint64_t    q_end =
             kvd_max_u64(end, kvd_align_up(q->off + q->bytes, KV_DISK_PAGE_BYTES));
 
-        if (q->unit != p->unit || q->off > end + d->p.gap_bytes || q_end - start > DISK_SLOT_BYTES)
+        if (q->unit != p->unit || q_start > end + d->p.gap_bytes || q_end - start > DISK_SLOT_BYTES)
             break;
         end = q_end;
         d->stats.useful_bytes += q->bytes;

@@ -48,14 +48,19 @@ static disk_file *file_of(disk_space *s, uint32_t id)
     return i < s->n_file && s->file[i].id == id ? &s->file[i] : NULL;
 }
 
+/* Rare, and due whenever a commit ends: the guard of a decode step that polls for reads meanwhile
+ * does not mean us. */
 static bool grow(void **p, uint32_t *cap, uint32_t n, size_t bytes)
 {
     const uint32_t more = *cap ? *cap * 2 : 64;
+    bool           guard;
     void          *q;
 
     if (n < *cap)
         return true;
-    q = kvd_realloc(*p, more * bytes);
+    guard = kvd_alloc_guard(false);
+    q     = kvd_realloc(*p, more * bytes);
+    (void)kvd_alloc_guard(guard);
     if (!q)
         return false;
     *p   = q;
@@ -358,7 +363,7 @@ void kv_disk_space_free(kv_disk *d, uint32_t file, uint64_t off, uint64_t bytes)
         return;
     }
     range_add(&d->space, file, off, bytes);
-    if (kv_disk_file_use(d, file, &fd, NULL) == KVD_OK) {
+    if (!d->space.punch_later && kv_disk_file_use(d, file, &fd, NULL) == KVD_OK) {
         os_file_punch(fd, off, bytes);
         kv_disk_file_release(d, file);
     }
@@ -423,24 +428,39 @@ bool kv_disk_evict(kv_disk *d, const disk_row *r)
 typedef struct victim {
     kv_disk *d;
     disk_row row;
-    bool     found;
+    bool     only_bad, found;
 } victim;
 
 static bool victim_fits(void *ctx, const disk_row *r)
 {
     victim *v = ctx;
 
+    if (v->only_bad && !r->bad)
+        return false; /* the bad come first */
     v->found = !kv_disk_unit_in_use(v->d, r->id);
     v->row   = *r; /* its borrowed pointers are not used */
     return !v->found;
 }
 
-static bool evict_oldest(kv_disk *d, bool salted_only)
+kvd_status kv_disk_evict_oldest(kv_disk *d, evict_which which, bool *gone, kvd_err *err)
 {
-    victim v = { .d = d };
+    victim v = { .d = d, .only_bad = which == EVICT_BAD };
 
-    return kv_disk_cat_oldest(d, salted_only, victim_fits, &v, NULL) == KVD_OK && v.found &&
-           kv_disk_evict(d, &v.row);
+    *gone = false;
+    KVD_TRY(kv_disk_cat_oldest(d, which == EVICT_SALTED, victim_fits, &v, err));
+    *gone = v.found && kv_disk_evict(d, &v.row);
+    return *gone || !v.found ? KVD_OK
+                             : kvd_fail(err, KVD_E_IO, 0,
+                                        "%s: a unit cannot be removed from the "
+                                        "catalogue",
+                                        d->dir);
+}
+
+static bool evict_one(kv_disk *d, evict_which which)
+{
+    bool gone;
+
+    return kv_disk_evict_oldest(d, which, &gone, NULL) == KVD_OK && gone;
 }
 
 /* Whether this many bytes may be written today and now. */
@@ -481,14 +501,14 @@ kvd_status kv_disk_space_admit(kv_disk *d, uint64_t bytes, bool salted, kvd_err 
         return kv_disk_refuse(d, s->pause, s->pause_text, err);
     while (salted && d->p.max_salted_bytes &&
            s->salted_bytes + d->reserved_salted + bytes > d->p.max_salted_bytes)
-        if (!evict_oldest(d, true))
+        if (!evict_one(d, EVICT_SALTED))
             return kv_disk_refuse(d, KV_DISK_PAUSE_MAX, "salted units have reached their quota",
                                   err);
     while (d->p.max_bytes && s->unit_bytes + d->reserved_bytes + bytes > d->p.max_bytes)
-        if (!evict_oldest(d, false))
+        if (!evict_one(d, EVICT_ANY))
             return kv_disk_refuse(d, KV_DISK_PAUSE_MAX, "the cache has reached its size", err);
     while (d->p.min_free_bytes && os_dir_free(d->dir) < d->p.min_free_bytes + bytes)
-        if (!evict_oldest(d, false))
+        if (!evict_one(d, EVICT_ANY))
             return kv_disk_refuse(d, KV_DISK_PAUSE_MIN_FREE,
                                   "the filesystem has no more than its minimum free", err);
     KVD_TRY(admit_speed(d, bytes, err));

@@ -117,53 +117,49 @@ kvd_status kv_disk_verify(kv_disk *d, uint64_t *n_ok, uint64_t *n_bad, kvd_err *
 
 /* ---- clear, gc -------------------------------------------------------------------- */
 
-typedef struct walker { /* the oldest unit that is not in use, from the start each time */
-    kv_disk *d;
-    bool     only_bad, found;
-    disk_row row;
-} walker;
-
-static bool walk_to_unused(void *ctx, const disk_row *r)
+/* Evicts while there is something to evict and `more` says so. */
+static kvd_status evict_while(kv_disk *d, evict_which which, bool (*more)(kv_disk *d, uint64_t max),
+                              uint64_t max, kvd_err *err)
 {
-    walker *w = ctx;
+    kvd_status st   = KVD_OK;
+    bool       gone = true;
 
-    if (w->only_bad && !r->bad)
-        return false;
-    if (kv_disk_unit_in_use(w->d, r->id))
-        return true;
-    w->row   = *r;
-    w->found = true;
-    return false;
+    d->space.punch_later = true; /* whole files go, mostly */
+    while (st == KVD_OK && gone && more(d, max))
+        st = kv_disk_evict_oldest(d, which, &gone, err);
+    d->space.punch_later = false;
+    return st == KVD_OK ? kv_disk_space_tidy(d, err) : st;
 }
 
-static bool remove_oldest(kv_disk *d, bool only_bad)
+static bool always(kv_disk *d, uint64_t max)
 {
-    walker w = { .d = d, .only_bad = only_bad };
+    (void)d;
+    (void)max;
+    return true;
+}
 
-    return kv_disk_cat_oldest(d, false, walk_to_unused, &w, NULL) == KVD_OK && w.found &&
-           kv_disk_evict(d, &w.row);
+static bool too_much(kv_disk *d, uint64_t max)
+{
+    return d->stats.unit_bytes > max;
 }
 
 kvd_status kv_disk_clear(kv_disk *d, kvd_err *err)
 {
-    while (remove_oldest(d, false))
-        ;
-    return d->cat_broken ? kvd_fail(err, KVD_E_CORRUPT, 0, "%s: the catalogue is damaged", d->dir)
-                         : KVD_OK;
+    return evict_while(d, EVICT_ANY, always, 0, err);
 }
 
 kvd_status kv_disk_gc(kv_disk *d, uint64_t max_bytes, kvd_err *err)
 {
-    const uint64_t own = d->p.max_bytes ? d->p.max_bytes : UINT64_MAX;
-    const uint64_t max = max_bytes && max_bytes < own ? max_bytes : own;
+    const uint64_t own  = d->p.max_bytes ? d->p.max_bytes : UINT64_MAX;
+    const uint64_t max  = max_bytes && max_bytes < own ? max_bytes : own;
+    bool           gone = true;
 
-    while (remove_oldest(d, true))
-        ;
-    while ((d->stats.unit_bytes > max || os_dir_free(d->dir) < d->p.min_free_bytes) &&
-           remove_oldest(d, false))
-        ;
-    return d->cat_broken ? kvd_fail(err, KVD_E_CORRUPT, 0, "%s: the catalogue is damaged", d->dir)
-                         : KVD_OK;
+    KVD_TRY(evict_while(d, EVICT_BAD, always, 0, err));
+    KVD_TRY(evict_while(d, EVICT_ANY, too_much, max, err));
+    while (gone && os_dir_free(d->dir) <
+                       d->p.min_free_bytes) /* one by one: each gives its space back at once */
+        KVD_TRY(kv_disk_evict_oldest(d, EVICT_ANY, &gone, err));
+    return KVD_OK;
 }
 
 /* ---- check ------------------------------------------------------------------------ */
