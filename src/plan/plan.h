@@ -20,8 +20,9 @@
 
 #define PLAN_MAX_GROUP  (1u << 17) /* more layers x KV heads than any model has */
 #define PLAN_MAX_OPTION 64u
-/* Partial plans the exact solver may keep over all groups: 16 bytes each. */
-#define PLAN_EXACT_STATES (4u << 20)
+/* Partial plans the exact solver may keep over all groups, and make at a time for one: 100 MiB at
+ * most.  48 to 640 lanes with caps 1 to 32 need far fewer. */
+#define PLAN_EXACT_STATES (1u << 20)
 
 typedef struct plan_option {
     uint64_t cost;    /* device bytes */

@@ -14,7 +14,8 @@ offers() {
     COMP_CWORD=$#
     _kvdrive "$KVDRIVE" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
     for word in $expected; do
-        if ! printf '%s\n' "${COMPREPLY[@]}" | grep -qx -e "$word"; then
+        # no pipe: grep -q stops reading, and printf's SIGPIPE would count as a miss
+        if ! grep -qx -e "$word" < <(printf '%s\n' "${COMPREPLY[@]}"); then
             echo "FAILED: kvdrive $* lacks $word: ${COMPREPLY[*]}" >&2
             exit 1
         fi
