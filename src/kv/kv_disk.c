@@ -112,7 +112,7 @@ static kvd_status open_stage(kv_disk *d, kvd_err *err)
     io.buf       = d->stage;
     io.buf_bytes = d->stage_bytes;
     KVD_TRY(os_io_open(&d->io, &io, err));
-    d->space.direct = os_direct_io(d->dir);
+    d->space.direct = d->p.io.kind != OS_IO_MAP && os_direct_io(d->dir);
     snprintf(d->mode, sizeof(d->mode), "%s%s", os_io_name(d->io),
              d->space.direct ? ", O_DIRECT" : ", page cache");
     return KVD_OK;

@@ -69,6 +69,7 @@ typedef enum os_io_kind {
     OS_IO_AUTO,  /* io_uring, or the pool where the system refuses it */
     OS_IO_URING, /* an error where the system refuses it */
     OS_IO_POOL,  /* threads that call pread and pwrite */
+    OS_IO_MAP,   /* copies out of read-only mappings: for comparison only */
     OS_IO_SIM    /* deterministic, on the calling thread, with the faults of os_io_sim */
 } os_io_kind;
 

@@ -45,6 +45,8 @@ static kvd_status open_backend(os_io *io, const os_io_params *p, kvd_err *err)
     switch (p->kind) {
     case OS_IO_SIM:
         return os_io_sim_open(&io->backend, p, err);
+    case OS_IO_MAP:
+        return os_io_map_open(&io->backend, err);
     case OS_IO_URING:
         return os_io_uring_open(&io->backend, p, err);
     case OS_IO_AUTO:

@@ -35,6 +35,7 @@ struct io_backend {
 
 kvd_status os_io_uring_open(io_backend **out, const os_io_params *p, kvd_err *err);
 kvd_status os_io_pool_open(io_backend **out, const os_io_params *p, kvd_err *err);
+kvd_status os_io_map_open(io_backend **out, kvd_err *err);
 kvd_status os_io_sim_open(io_backend **out, const os_io_params *p, kvd_err *err);
 
 /* The transfer itself, on the calling thread: bytes, or -errno. */

@@ -126,12 +126,12 @@ static void round_trip(os_io *io, int fd, uint8_t *buf)
 
 static void each_backend_moves_bytes(void **state)
 {
-    static const os_io_kind kind[]   = { OS_IO_AUTO, OS_IO_URING, OS_IO_POOL, OS_IO_SIM };
-    static os_io_sim        sim      = { .seed = 5, .delay = 20000, .read_short = 20000 };
+    static const os_io_kind kind[] = { OS_IO_AUTO, OS_IO_URING, OS_IO_POOL, OS_IO_MAP, OS_IO_SIM };
+    static os_io_sim        sim    = { .seed = 5, .delay = 20000, .read_short = 20000 };
     const uint64_t          buf_size = (uint64_t)N_REQ * BYTES;
 
     (void)state;
-    for (uint32_t k = 0; k < 4; k++) {
+    for (uint32_t k = 0; k < KVD_COUNTOF(kind); k++) {
         for (uint32_t direct = 0; direct < 2; direct++) {
             uint8_t           *buf = kvd_pages_alloc(buf_size);
             const os_io_params p   = { .kind      = kind[k],
@@ -173,11 +173,11 @@ static void each_backend_moves_bytes(void **state)
 
 static void errors_come_back(void **state)
 {
-    static const os_io_kind kind[] = { OS_IO_AUTO, OS_IO_POOL, OS_IO_SIM };
+    static const os_io_kind kind[] = { OS_IO_AUTO, OS_IO_POOL, OS_IO_MAP, OS_IO_SIM };
     static os_io_sim        sim    = { .seed = 1 };
 
     (void)state;
-    for (uint32_t k = 0; k < 3; k++) {
+    for (uint32_t k = 0; k < KVD_COUNTOF(kind); k++) {
         const os_io_params p    = { .kind = kind[k], .depth = 4, .sim = &sim };
         char               b[8] = "1234567";
         os_io_req  r[2] = { { OS_IO_READ, -1, b, 0, 8, 1 }, { OS_IO_WRITE, -1, b, 0, 8, 2 } };
@@ -203,11 +203,11 @@ static void errors_come_back(void **state)
 /* Requests in flight at close are waited for: their buffers may be freed after it. */
 static void close_waits(void **state)
 {
-    static const os_io_kind kind[] = { OS_IO_AUTO, OS_IO_POOL, OS_IO_SIM };
+    static const os_io_kind kind[] = { OS_IO_AUTO, OS_IO_POOL, OS_IO_MAP, OS_IO_SIM };
     static os_io_sim        sim    = { .seed = 3, .lost = 30000 };
 
     (void)state;
-    for (uint32_t k = 0; k < 3; k++) {
+    for (uint32_t k = 0; k < KVD_COUNTOF(kind); k++) {
         const os_io_params p = { .kind = kind[k], .depth = 32, .sim = &sim };
         uint8_t           *b = kvd_calloc(32, BYTES);
         os_io             *io;
@@ -274,12 +274,12 @@ static void sim_injects(void **state)
 
 static void open_survives_failed_allocations(void **state)
 {
-    static const os_io_kind kind[] = { OS_IO_AUTO, OS_IO_POOL, OS_IO_SIM };
+    static const os_io_kind kind[] = { OS_IO_AUTO, OS_IO_POOL, OS_IO_MAP, OS_IO_SIM };
     static os_io_sim        sim;
     const uint64_t          live = kvd_alloc_live();
 
     (void)state;
-    for (uint32_t k = 0; k < 3; k++) {
+    for (uint32_t k = 0; k < KVD_COUNTOF(kind); k++) {
         for (int64_t n = 0;; n++) {
             const os_io_params p = { .kind = kind[k], .sim = &sim };
             os_io             *io;

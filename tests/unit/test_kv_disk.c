@@ -127,11 +127,11 @@ static void check_all(kv_disk *d)
 
 static void put_find_read(void **state)
 {
-    static const os_io_kind kind[] = { OS_IO_AUTO, OS_IO_POOL, OS_IO_SIM };
+    static const os_io_kind kind[] = { OS_IO_AUTO, OS_IO_POOL, OS_IO_MAP, OS_IO_SIM };
     static os_io_sim        sim    = { .seed = 3 };
 
     (void)state;
-    for (uint32_t k = 0; k < 3; k++) {
+    for (uint32_t k = 0; k < KVD_COUNTOF(kind); k++) {
         kv_disk_params p = dm_params(dir_);
         kv_disk       *d;
 
