@@ -92,14 +92,19 @@ void kv_disk_pump(kv_disk *d, uint64_t timeout_ns)
     kv_disk_read_issue(d);
 }
 
+static uint32_t slots_of(uint64_t bytes)
+{
+    const uint64_t n = kvd_div_up(bytes, DISK_SLOT_BYTES);
+
+    return (uint32_t)kvd_min_u64(kvd_max_u64(n, SLOT_MIN), SLOT_MAX);
+}
+
 static kvd_status open_stage(kv_disk *d, kvd_err *err)
 {
-    const uint64_t n_read  = kvd_div_up(d->p.read_stage_bytes, DISK_SLOT_BYTES);
-    const uint64_t n_write = kvd_div_up(d->p.write_stage_bytes, DISK_SLOT_BYTES);
-    os_io_params   io      = d->p.io;
+    os_io_params io = d->p.io;
 
-    d->n_read_slot = (uint32_t)kvd_min_u64(kvd_max_u64(n_read, SLOT_MIN), SLOT_MAX);
-    d->n_slot = d->n_read_slot + (uint32_t)kvd_min_u64(kvd_max_u64(n_write, SLOT_MIN), SLOT_MAX);
+    d->n_read_slot = slots_of(d->p.read_stage_bytes);
+    d->n_slot      = d->n_read_slot + slots_of(d->p.write_stage_bytes);
     d->stage_bytes = (uint64_t)d->n_slot * DISK_SLOT_BYTES;
     d->slot        = kvd_calloc(d->n_slot, sizeof(*d->slot));
     d->stage       = d->slot ? kvd_pages_alloc(d->stage_bytes) : NULL;
@@ -138,6 +143,18 @@ static void fill_defaults(kv_disk_params *p)
     p->gap_bytes  = p->gap_bytes ? p->gap_bytes : 16384;
     p->max_units  = p->max_units ? (uint32_t)kvd_min_u64(p->max_units, UNITS_MAX) : 8192;
     p->max_pieces = p->max_pieces ? (uint32_t)kvd_max_u64(p->max_pieces, PIECES_MIN) : 16384;
+}
+
+uint64_t kv_disk_host_bytes(const kv_disk_params *p)
+{
+    kv_disk_params q = *p;
+    uint64_t       n_slot;
+
+    fill_defaults(&q);
+    n_slot = slots_of(q.read_stage_bytes) + slots_of(q.write_stage_bytes);
+    return sizeof(kv_disk) + n_slot * (DISK_SLOT_BYTES + sizeof(disk_slot)) +
+           q.max_units * sizeof(disk_unit) +
+           (KV_DISK_TICKET_MAX + 1) * (uint64_t)q.max_pieces * sizeof(disk_piece);
 }
 
 static kvd_status open_memory(kv_disk *d, kvd_err *err)

@@ -80,6 +80,8 @@ typedef struct kv_disk_params {
 kvd_status kv_disk_open(kv_disk **out, const kv_disk_params *p, kvd_err *err);
 /* Finishes commits within the time limit, drops puts that were not committed. */
 void kv_disk_close(kv_disk *d); /* NULL is a no-op */
+/* Memory of ours an open store takes, without units in use and SQLite's (some MiB). */
+uint64_t kv_disk_host_bytes(const kv_disk_params *p);
 /* "io_uring, registered buffers, O_DIRECT" */
 const char *kv_disk_mode(const kv_disk *d);
 
@@ -247,7 +249,8 @@ typedef struct kv_disk_entry {
     uint64_t     off;
 } kv_disk_entry;
 
-/* Every unit, the least recently used first; fn returns false to stop. */
+/* Every unit, the least recently used first; fn returns false to stop, and calls nothing of the
+ * store. */
 kvd_status kv_disk_ls(kv_disk *d, bool (*fn)(void *ctx, const kv_disk_entry *e), void *ctx,
                       kvd_err *err);
 /* Reads every unit of every model and quarantines the damaged.  KVD_E_CORRUPT: the catalogue is

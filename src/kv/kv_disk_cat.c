@@ -587,6 +587,8 @@ static kvd_status cat_schema(kv_disk *d, kvd_err *err)
         return KVD_OK;
     snprintf(sql, sizeof(sql), "BEGIN;%sPRAGMA user_version = %d;COMMIT;", schema_, DISK_FORMAT);
     rc = sqlite3_exec(db, sql, NULL, NULL, NULL);
+    if (rc == SQLITE_ERROR) /* some other tables are there */
+        rc = SQLITE_CORRUPT;
     return rc == SQLITE_OK ? KVD_OK : cat_fail(d, rc, err);
 }
 

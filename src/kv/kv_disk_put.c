@@ -18,7 +18,8 @@
 
 #include "kv/kv_disk_int.h"
 
-#define TAIL_LOOK_MAX 64u
+#define TAIL_LOOK_MAX   64u
+#define COMMIT_TIMEOUTS 12u /* of the time limit: a sync may have gigabytes before it */
 
 /* What goes into one slot of the unit: records in some order, or two things one behind the other;
  * zeros behind them. */
@@ -401,7 +402,7 @@ kvd_status kv_disk_put_commit(kv_disk *d, kv_disk_put put, kvd_err *err)
         return st;
     }
     p->state    = PUT_WRITING;
-    p->deadline = kvd_now_ns() + d->p.timeout_ns;
+    p->deadline = kvd_now_ns() + COMMIT_TIMEOUTS * d->p.timeout_ns;
     kv_disk_pump(d, 0);
     return KVD_OK;
 }

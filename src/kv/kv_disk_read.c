@@ -224,7 +224,6 @@ static void issue_run(kv_disk *d, disk_ticket *t, disk_slot *s)
     uint64_t          end   = kvd_align_up(p->off + p->bytes, KV_DISK_PAGE_BYTES);
     uint32_t          n     = 1;
 
-    d->stats.useful_bytes += p->bytes;
     for (; t->next + n < t->n_piece; n++) {
         const disk_piece *q       = p + n;
         const uint64_t    q_start = q->off & ~(uint64_t)(KV_DISK_PAGE_BYTES - 1);
@@ -234,7 +233,6 @@ static void issue_run(kv_disk *d, disk_ticket *t, disk_slot *s)
         if (q->unit != p->unit || q_start > end + d->p.gap_bytes || q_end - start > DISK_SLOT_BYTES)
             break;
         end = q_end;
-        d->stats.useful_bytes += q->bytes;
     }
     u->n_ref++;
     s->unit        = u;
@@ -459,6 +457,8 @@ kvd_status kv_disk_read_start(kv_disk *d, const kv_disk_read *r, uint32_t n, boo
         st = add_read(d, t, &r[k], err);
     if (st != KVD_OK)
         return st;
+    for (uint32_t k = 0; k < t->n_piece; k++)
+        d->stats.useful_bytes += t->piece[k].bytes;
     t->used = true;
     sort_pieces(t->piece, t->n_piece);
     kv_disk_read_issue(d);

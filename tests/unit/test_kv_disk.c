@@ -146,6 +146,7 @@ static void put_find_read(void **state)
         assert_int_equal(stats_of(d).n_put_dup, 5);
         assert_int_equal(stats_of(d).n_put_done, 5);
         assert_int_equal(stats_of(d).n_file, 1);
+        assert_true(kv_disk_host_bytes(&p) > p.read_stage_bytes + p.write_stage_bytes);
         assert_int_equal(stats_of(d).record_bytes_put, 34u * DM_BLOCK_REC * DM_RECORD * DM_LANES);
         assert_int_equal(stats_of(d).aux_bytes_put, 34u * DM_AUX * DM_LANES);
         assert_int_equal(stats_of(d).tail_bytes_put, 45u * DM_TAIL_TOKEN * DM_LANES);
