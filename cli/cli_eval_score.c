@@ -184,21 +184,19 @@ static void set_ratio(json_t *o, const char *name, double sum, uint64_t n)
 static void print_text(const eval_table *t, const column *c, FILE *f)
 {
     fprintf(f, "%-18s", "score");
-    for (uint32_t i = 0; i < t->configs->n; i++)
-        fprintf(f, " %10.10s", t->configs->config[i].name);
     for (uint32_t k = 0; k < t->n_task; k++) {
-        fprintf(f, "\n%-18s", t->task[k]->name);
-        for (uint32_t i = 0; i < t->configs->n; i++) {
-            if (c[i].task[k] >= 0)
-                fprintf(f, " %10.1f", c[i].task[k]);
-            else
-                fprintf(f, " %10s", "-");
-        }
+        const char *name = t->task[k]->name;
+
+        fprintf(f, " %10.10s", strncmp(name, "niah_", 5) == 0 ? name + 5 : name);
     }
-    fprintf(f, "\n%-18s", "mean");
-    for (uint32_t i = 0; i < t->configs->n; i++)
-        fprintf(f, " %10.1f", c[i].mean);
-    fprintf(f, "\n\n%-18s %7s %19s %7s %6s %4s %6s %7s %7s %8s\n", "paired, to dense", "points",
+    fprintf(f, " %10s\n", "mean");
+    for (uint32_t i = 0; i < t->configs->n; i++) {
+        fprintf(f, "%-18.18s", t->configs->config[i].name);
+        for (uint32_t k = 0; k < t->n_task; k++)
+            print_ratio(f, 10, 1, c[i].task[k], c[i].task[k] >= 0);
+        fprintf(f, " %10.1f\n", c[i].mean);
+    }
+    fprintf(f, "\n%-18s %7s %19s %7s %6s %4s %6s %7s %7s %8s\n", "paired, to dense", "points",
             "95 % interval", "better", "worse", "n", "mass", "miss %", "urgent", "KL");
     for (uint32_t i = 0; i < t->configs->n; i++) {
         fprintf(f, "%-18.18s %+7.1f   [%+7.1f,%+7.1f] %7u %6u %4u", t->configs->config[i].name,
