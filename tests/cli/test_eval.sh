@@ -95,8 +95,8 @@ assert out["all"]["kl"] < 1e-3 and out["all"]["mass"] > 0.999, out["all"]
 assert out["few"]["kl"] > out["all"]["kl"] and out["few"]["mass"] < 1, out["few"]
 assert out["few"]["urgent_share"] == out["few"]["miss_share"] > 0, out["few"] # strict waits for all
 PY
-expect "every kind of index" 0 'cap4 6 .*\+0.0' ruler "${model[@]}" --raw --length 700 --samples 1 \
-    --tasks niah_single_1 --attention sparse --configs eval/configs/indexes.txt
+expect "every kind of index" 0 'cap4 6 .*\+0.0' ruler "${model[@]}" --raw --length 700 \
+    --samples 1 --tasks niah_single_1 --attention sparse --configs eval/configs/indexes.txt
 expect "a table" 0 '^score +single_1 +mean$' ruler "${model[@]}" --raw --length 700 --samples 1 \
     --tasks niah_single_1 --with "x: attention=dense"
 expect "dense is put in front" 0 '^dense +[0-9.]+ +[0-9.]+$' ruler "${model[@]}" --raw --length 700 \
