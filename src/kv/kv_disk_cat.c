@@ -23,10 +23,12 @@ typedef enum cat_stmt {
     CAT_UNIT,
     CAT_TAILS,
     CAT_PUBLISH,
+    CAT_TOKENS,
     CAT_NAME,
     CAT_REMOVE,
+    CAT_REMOVE_TOKENS,
     CAT_BAD,
-    CAT_BAD_NAMES,
+    CAT_REMOVE_NAMES,
     CAT_TOUCH,
     CAT_OLDEST,
     CAT_OLDEST_SALTED,
@@ -49,8 +51,9 @@ static const char schema_[] =
     "CREATE TABLE unit(id INTEGER PRIMARY KEY, key BLOB NOT NULL, parent BLOB NOT NULL,"
     " model INTEGER NOT NULL, kind INTEGER NOT NULL, bad INTEGER NOT NULL, first_token INTEGER,"
     " n_token INTEGER, ordered INTEGER, file INTEGER, off INTEGER, bytes INTEGER, salt BLOB,"
-    " provenance BLOB, token BLOB, sums_hash INTEGER, row_hash INTEGER, used INTEGER,"
+    " provenance BLOB, sums_hash INTEGER, row_hash INTEGER, used INTEGER,"
     " created INTEGER);"
+    "CREATE TABLE token(unit INTEGER PRIMARY KEY, data BLOB);"
     "CREATE INDEX unit_place ON unit(file, off);"
     "CREATE INDEX unit_age ON unit(bad DESC, used, first_token DESC);"
     "CREATE INDEX unit_salted ON unit(bad DESC, used, first_token DESC) WHERE length(salt) > 0;"
@@ -62,9 +65,10 @@ static const char schema_[] =
 /* The columns of row_parse(), in its order. */
 #define ROW_COLUMNS                                                                             \
     "SELECT u.id, u.key, u.parent, m.name, u.kind, u.bad, u.first_token, u.n_token, u.ordered," \
-    " u.file, u.off, u.bytes, u.salt, u.provenance, u.token, u.sums_hash, u.row_hash, u.used,"  \
+    " u.file, u.off, u.bytes, u.salt, u.provenance, t.data, u.sums_hash, u.row_hash, u.used,"   \
     " u.created, m.n_lane, m.block_tokens, m.chunk_tokens, m.record_bytes, m.aux_bytes,"        \
-    " m.tail_token_bytes FROM unit u LEFT JOIN model m ON m.id = u.model"
+    " m.tail_token_bytes FROM unit u LEFT JOIN model m ON m.id = u.model"                       \
+    " LEFT JOIN token t ON t.unit = u.id"
 
 static const char *const sql_[CAT_N] = {
     [CAT_BEGIN]    = "BEGIN IMMEDIATE",
@@ -80,13 +84,14 @@ static const char *const sql_[CAT_N] = {
         " LIMIT ?2",
     [CAT_PUBLISH] =
         "INSERT INTO unit(key, parent, model, kind, bad, first_token, n_token, ordered,"
-        " file, off, bytes, salt, provenance, token, sums_hash, row_hash, used, created)"
-        " VALUES(?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15,"
-        " ?16, ?17)",
+        " file, off, bytes, salt, provenance, sums_hash, row_hash, used, created)"
+        " VALUES(?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
+    [CAT_TOKENS]        = "INSERT INTO token(unit, data) VALUES(?1, ?2)",
     [CAT_NAME]          = "INSERT INTO name(key, unit, block) VALUES(?1, ?2, ?3)",
     [CAT_REMOVE]        = "DELETE FROM unit WHERE id = ?1",
+    [CAT_REMOVE_TOKENS] = "DELETE FROM token WHERE unit = ?1",
     [CAT_BAD]           = "UPDATE unit SET bad = 1 WHERE id = ?1",
-    [CAT_BAD_NAMES]     = "DELETE FROM name WHERE unit = ?1",
+    [CAT_REMOVE_NAMES]  = "DELETE FROM name WHERE unit = ?1",
     [CAT_TOUCH]         = "UPDATE unit SET used = ?2 WHERE id = ?1",
     [CAT_OLDEST]        = ROW_COLUMNS " ORDER BY u.bad DESC, u.used, u.first_token DESC",
     [CAT_OLDEST_SALTED] = ROW_COLUMNS " WHERE length(u.salt) > 0 ORDER BY u.bad DESC, u.used,"
@@ -427,12 +432,23 @@ static sqlite3_stmt *bind_row(kv_disk *d, const disk_row *r)
     sqlite3_bind_int64(s, 10, (int64_t)r->bytes);
     bind_bytes(s, 11, r->salt_id.byte, kv_disk_key_is_zero(&r->salt_id) ? 0 : KV_DISK_KEY_BYTES);
     bind_bytes(s, 12, r->provenance.data, r->provenance.bytes);
-    bind_bytes(s, 13, r->token, (uint64_t)r->n_token * 4);
-    sqlite3_bind_int64(s, 14, (int64_t)r->sums_hash);
-    sqlite3_bind_int64(s, 15, (int64_t)row_hash(r));
-    sqlite3_bind_int64(s, 16, (int64_t)r->used);
-    sqlite3_bind_int64(s, 17, r->created);
+    sqlite3_bind_int64(s, 13, (int64_t)r->sums_hash);
+    sqlite3_bind_int64(s, 14, (int64_t)row_hash(r));
+    sqlite3_bind_int64(s, 15, (int64_t)r->used);
+    sqlite3_bind_int64(s, 16, r->created);
     return s;
+}
+
+/* Apart from the row, which is written again each time the unit is used. */
+static bool insert_tokens(kv_disk *d, const disk_row *r, kvd_status *st, kvd_err *err)
+{
+    sqlite3_stmt *s = cat_use(d, CAT_TOKENS);
+
+    if (s) {
+        sqlite3_bind_int64(s, 1, r->id);
+        bind_bytes(s, 2, r->token, (uint64_t)r->n_token * 4);
+    }
+    return cat_run(d, s, st, err);
 }
 
 static bool insert_names(kv_disk *d, int64_t id, const kv_disk_key *name, uint32_t n,
@@ -462,7 +478,7 @@ kvd_status kv_disk_cat_publish(kv_disk *d, disk_row *r, const kv_disk_key *name,
         return st;
     if (cat_run(d, bind_row(d, r), &st, err)) {
         r->id = sqlite3_last_insert_rowid(d->cat->db);
-        if (insert_names(d, r->id, name, n_name, &st, err) &&
+        if (insert_tokens(d, r, &st, err) && insert_names(d, r->id, name, n_name, &st, err) &&
             meta_set(d, "day", day, sizeof(day), &st, err) && transaction(d, CAT_COMMIT, err, &st))
             return KVD_OK;
     }
@@ -481,8 +497,8 @@ bool kv_disk_cat_remove(kv_disk *d, int64_t id)
 
     if (!transaction(d, CAT_BEGIN, NULL, &st))
         return false;
-    if (cat_simple(d, CAT_REMOVE, id) && cat_simple(d, CAT_BAD_NAMES, id) &&
-        transaction(d, CAT_COMMIT, NULL, &st))
+    if (cat_simple(d, CAT_REMOVE, id) && cat_simple(d, CAT_REMOVE_TOKENS, id) &&
+        cat_simple(d, CAT_REMOVE_NAMES, id) && transaction(d, CAT_COMMIT, NULL, &st))
         return true;
     rollback(d);
     return false;
@@ -492,7 +508,7 @@ void kv_disk_cat_set_bad(kv_disk *d, int64_t id)
 {
     d->stats.n_quarantined++;
     d->stats.n_bad++;
-    (void)cat_simple(d, CAT_BAD_NAMES, id);
+    (void)cat_simple(d, CAT_REMOVE_NAMES, id);
     (void)cat_simple(d, CAT_BAD, id);
 }
 

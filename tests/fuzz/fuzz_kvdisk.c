@@ -42,7 +42,7 @@ static const char *const int_column_[]  = { "unit SET kind",
                                             "unit SET id" };
 static const char *const blob_column_[] = { "unit SET key",   "unit SET parent",
                                             "unit SET salt",  "unit SET provenance",
-                                            "unit SET token", "model SET name",
+                                            "token SET data", "model SET name",
                                             "name SET key",   "meta SET value" };
 
 typedef struct input {
@@ -93,9 +93,11 @@ static void update(const char *path, input *in, bool blob)
     const char    *target =
         blob ? blob_column_[column % (sizeof(blob_column_) / sizeof(blob_column_[0]))]
                 : int_column_[column % (sizeof(int_column_) / sizeof(int_column_[0]))];
-    const bool rowid = target[0] == 'u' || (target[0] == 'm' && target[1] == 'o');
+    const char *const where = target[0] == 'u' || strncmp(target, "mo", 2) == 0 ? " WHERE id = ?2"
+                              : target[0] == 't'                                ? " WHERE unit = ?2"
+                                                                                : "";
 
-    snprintf(sql, sizeof(sql), "UPDATE OR IGNORE %s = ?1%s", target, rowid ? " WHERE id = ?2" : "");
+    snprintf(sql, sizeof(sql), "UPDATE OR IGNORE %s = ?1%s", target, where);
     if (blob)
         for (n = (uint32_t)take(in, 1) % sizeof(bytes); n > 0 && in->left < n; n--)
             ;
@@ -107,7 +109,7 @@ static void update(const char *path, input *in, bool blob)
             sqlite3_bind_blob(s, 1, bytes, (int)n, SQLITE_STATIC);
         else
             sqlite3_bind_int64(s, 1, (int64_t)take(in, 8));
-        if (rowid)
+        if (where[0])
             sqlite3_bind_int64(s, 2, 1 + row % 5);
         (void)sqlite3_step(s);
     }
