@@ -363,6 +363,11 @@ static void print_sparse(const kvd_stats *st, FILE *f)
             cli_grouped(st->n_sealed_blocks, a), cli_grouped(st->n_grown_blocks, b));
     fprintf(f, "%-22s %14.1f MiB up, %.1f down, %.1f up for exact attention\n", "records moved",
             cli_mib(st->bytes_up), cli_mib(st->bytes_down), cli_mib(st->bytes_dense));
+    if (st->n_disk_read > 0)
+        fprintf(f, "%-22s %14s records, %.1f MiB in %s reads, %.1f %% useful; %.2f ms waited\n",
+                "read from disk", cli_grouped(st->n_disk, a), cli_mib(st->disk_read_bytes),
+                cli_grouped(st->n_disk_read, b), share(st->disk_useful_bytes, st->disk_read_bytes),
+                (double)st->disk_wait_ns * 1e-6);
     fprintf(f, "%-22s %14.2f ms select, %.2f fetch, %.2f attend, per step\n", "stages",
             (double)st->select_ns * 1e-6 / (double)st->n_sparse,
             (double)st->fetch_ns * 1e-6 / (double)st->n_sparse,

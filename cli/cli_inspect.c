@@ -168,7 +168,8 @@ static void plan_tiers(const kvd_plan *p)
             plan_row(part[i].name, part[i].bytes, part[i].note);
     }
     if (!p->kv_resident)
-        plan_row("KV host tier", p->kv_host_bytes, "records");
+        plan_row("KV host tier", p->kv_host_bytes,
+                 p->kv_spills ? "records; the rest lies in --cache-dir" : "records");
 }
 
 int cli_plan(const kvd_opts *o)

@@ -262,11 +262,12 @@ typedef struct kvd_session_params {
     kvd_kv_type kv_type;   /* AUTO: bf16, or f32 in a precise model and in backend "ref" */
 
     /* Tiers.  What does not fit the device's budget lies in the host's. */
-    uint64_t kv_device;    /* bytes of KV, index and maps on the device; 0: no limit */
-    uint64_t kv_host;      /* bytes of records in host memory; 0: no limit */
-    uint32_t chunk_tokens; /* unit of selection and transfer: 4, 8 or 16; 0: 4 */
-    uint32_t n_sink;       /* first tokens, always attended; 0: 16; UINT32_MAX: none */
-    uint32_t n_local;      /* last tokens, always attended; 0: 64 */
+    uint64_t kv_device; /* bytes of KV, index and maps on the device; 0: no limit */
+    uint64_t kv_host;   /* bytes of records in host memory; 0: no limit.  Less than all tokens
+                           take needs cache_dir, where the rest lies */
+    uint32_t                    chunk_tokens; /* unit of selection and transfer: 4, 8 or 16; 0: 4 */
+    uint32_t                    n_sink; /* first tokens, always attended; 0: 16; UINT32_MAX: none */
+    uint32_t                    n_local;   /* last tokens, always attended; 0: 64 */
     const kvd_attention_params *attention; /* NULL: all defaults.  Read during the call */
 
     /* Prefix cache: sealed blocks of 256 tokens are kept in a directory, beyond the process, and
@@ -299,7 +300,8 @@ typedef struct kvd_plan {
     uint64_t kv_index_bytes;  /* device: what selection scans */
     uint64_t kv_map_bytes;    /* device: where chunks lie, averages, lists of a step */
     uint32_t window_tokens;   /* of a layer and KV head; 0: no sparse attention */
-    bool     kv_resident;     /* everything fits the device: a lower tier would add nothing */
+    bool     kv_spills; /* the host tier is smaller than what its tokens take: disk has the rest */
+    bool     kv_resident; /* everything fits the device: a lower tier would add nothing */
 } kvd_plan;
 /* What kvd_session_open() would take, without allocating it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,
@@ -371,6 +373,12 @@ typedef struct kvd_stats {
     uint64_t n_sealed_blocks, n_grown_blocks;   /* of 256 tokens; grown: of generated tokens */
     uint64_t bytes_up, bytes_down, bytes_dense; /* records: to windows, to the host, to the stage */
     uint64_t select_ns, fetch_ns, attend_ns, seal_ns;
+    /* Disk: records that misses read, and of them those a step waited for; reads and their bytes,
+     * of which useful ones were asked for; bytes stored: records, and index with tails; units that
+     * were not stored (a limit, a full or broken disk). */
+    uint64_t n_disk, n_disk_urgent, disk_wait_ns;
+    uint64_t n_disk_read, disk_read_bytes, disk_useful_bytes;
+    uint64_t disk_put_bytes, disk_aux_bytes, n_disk_refused;
     double   mass; /* mean share of the softmax that was attended, as the index estimates it */
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);

@@ -396,6 +396,15 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.fetch_ns           = c.fetch_ns;
     st.attend_ns          = c.attend_ns;
     st.seal_ns            = c.seal_ns;
+    st.n_disk             = c.n_disk;
+    st.n_disk_urgent      = c.n_disk_urgent;
+    st.disk_wait_ns       = c.disk_wait_ns;
+    st.n_disk_read        = c.n_disk_read;
+    st.disk_read_bytes    = c.disk_read_bytes;
+    st.disk_useful_bytes  = c.disk_useful_bytes;
+    st.disk_put_bytes     = c.disk_put_bytes;
+    st.disk_aux_bytes     = c.disk_aux_bytes;
+    st.n_disk_refused     = c.n_disk_refused;
     st.mass               = c.n_mass ? c.mass / (double)c.n_mass : 0.0;
     give_struct(out, &st, sizeof(st));
 }

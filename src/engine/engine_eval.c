@@ -14,6 +14,8 @@
 
 #include "engine/engine.h"
 
+#define N_RECOVER 3u /* times that an evaluation is tried when the disk tier loses records */
+
 /* A batch as it runs; the public one and pieces of a prefill are both turned into it. */
 typedef struct work {
     uint32_t        n_token;
@@ -216,8 +218,40 @@ static kvd_status make_current(kvd_session *s, uint32_t seq, uint32_t final_len,
     return KVD_OK;
 }
 
+/* After a failed read of the disk tier: sequences are cut to what can be read, so that the rest is
+ * evaluated again.  Whether there was such a sequence. */
+static bool recover(kvd_session *s, const kvd_err *err)
+{
+    bool any = false;
+
+    for (uint32_t q = 0; q < s->params.n_seq; q++) {
+        const uint32_t lost = kv_seq_lost(s->kv, q);
+
+        if (lost >= kv_seq_len(s->kv, q))
+            continue;
+        kvd_log(KVD_LOG_WARN, "sequence %u: %s; its tokens from %u on are evaluated again", q,
+                err ? err->msg : "a read failed", lost);
+        kv_seq_truncate(s->kv, s->model->stream, q, lost);
+        any = true;
+    }
+    return any;
+}
+
+static kvd_status make_all_current(kvd_session *s, const work *w, kvd_err *err)
+{
+    for (uint32_t q = 0; q < s->params.n_seq; q++) {
+        const uint32_t n = s->seq_new[q];
+
+        if (n > 0)
+            KVD_TRY(make_current(s, q, w->final_len ? w->final_len : s->seq[q].n_token + n, err));
+    }
+    return KVD_OK;
+}
+
 static kvd_status eval_work(kvd_session *s, const work *w, kvd_err *err)
 {
+    kvd_status st;
+
     KVD_TRY(check_work(s, w, err));
     count_rows(s, w, s->seq_new);
     for (uint32_t q = 0; q < s->params.n_seq; q++) {
@@ -230,9 +264,16 @@ static kvd_status eval_work(kvd_session *s, const work *w, kvd_err *err)
                             "sequence %u holds %u tokens and cannot take %u more: its context is "
                             "%u tokens (-c)",
                             q, s->seq[q].n_token, n, s->params.n_ctx);
-        KVD_TRY(make_current(s, q, w->final_len ? w->final_len : s->seq[q].n_token + n, err));
     }
-    return run_work(s, w, err);
+    for (uint32_t i = 0; i < N_RECOVER; i++) {
+        st = make_all_current(s, w, err);
+        if (st == KVD_OK)
+            st = run_work(s, w, err);
+        if (st == KVD_OK || !recover(s, err))
+            break;
+        count_rows(s, w, s->seq_new);
+    }
+    return st;
 }
 
 static void cut(kvd_session *s, uint32_t seq, uint32_t n_keep)
@@ -285,6 +326,7 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
     const uint64_t t0      = kvd_now_ns();
     const uint32_t n_vocab = model_get_hparams(s->model->net)->n_vocab;
     engine_seq    *q       = &s->seq[seq];
+    kvd_status     st      = KVD_OK;
 
     for (uint32_t i = 0; i < n_token; i++) {
         if (token[i] < 0 || (uint32_t)token[i] >= n_vocab)
@@ -293,9 +335,16 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
                             n_vocab);
     }
     s->n_logits = 0;
-    KVD_TRY(make_current(s, seq, q->n_token + n_token, err));
     memcpy(q->token + q->n_token, token, n_token * sizeof(*token)); /* names what is stored */
-    KVD_TRY(engine_prompt_run(s, seq, token, n_token, fn, ctx, err));
+    for (uint32_t i = 0; i < N_RECOVER; i++) {
+        st = make_current(s, seq, q->n_token + n_token, err);
+        if (st == KVD_OK)
+            st = engine_prompt_run(s, seq, token, n_token, fn, ctx, err);
+        if (st == KVD_OK || !recover(s, err))
+            break;
+    }
+    if (st != KVD_OK)
+        return st;
     q->n_token += n_token;
     s->n_logits = 1;
     engine_attention_admit(s, seq);

@@ -135,8 +135,8 @@ kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token,
         st = run_layers(&p, err);
     kvd_alloc_guard(was);
     if (st == KVD_OK)
-        kv_prompt_end(s->kv);
-    else
+        st = kv_prompt_end(s->kv, err);
+    if (st != KVD_OK)
         kv_prompt_abort(s->kv);
     return st;
 }

@@ -201,6 +201,7 @@ static void plan_tiers(const kv_sizes *kv, const session_shape *sh, kvd_plan *ou
     out->kv_index_bytes     = kv->bytes[KV_BUF_INDEX];
     out->kv_map_bytes       = kv->bytes[KV_BUF_MAP];
     out->kv_resident        = kv->resident;
+    out->kv_spills          = kv->spills;
     out->kv_bytes_per_token = kv->bytes_per_token;
     out->window_tokens      = sh->kv.window_tokens;
 }

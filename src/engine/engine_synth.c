@@ -93,8 +93,8 @@ static kvd_status fill_tiers(synth *y, uint32_t n_past, kvd_err *err)
             rc = kv_prompt_close(kv, st, il, err);
     }
     if (rc == KVD_OK)
-        kv_prompt_end(kv);
-    else
+        rc = kv_prompt_end(kv, err);
+    if (rc != KVD_OK)
         kv_prompt_abort(kv);
     return rc;
 }

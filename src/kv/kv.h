@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv.h - the door to kv/: the KV store.
  *
- * A store holds the K and V of up to n_seq sequences for all layers on up to two tiers of memory.
+ * A store holds the K and V of up to n_seq sequences for all layers on up to three tiers.
  * It knows shapes and bytes, never the model: q, K and V come in; views (block lists and a layout)
  * and attention's results come out.
  *
@@ -39,7 +39,7 @@ typedef struct kv_params {
     uint32_t  n_sink, n_local; /* kept besides what is not sealed; n_sink <= 256, whole chunks */
 
     uint64_t device_bytes; /* of pool and index; 0: no limit, everything is resident */
-    uint64_t host_bytes;   /* of records; 0: what n_token takes */
+    uint64_t host_bytes;   /* of records; 0: what n_token takes.  Less spills to cache_dir */
 
     bool           sparse;        /* sealed blocks are indexed; the rest is read only then */
     kvd_index_desc index;         /* chunk_tokens, block_tokens and head_dim are filled in */
@@ -65,6 +65,7 @@ typedef enum kv_buffer {                /* what a store allocates */
 
 typedef struct kv_sizes {
     bool     resident;        /* everything stays on the device; no window, stage or host buffer */
+    bool     spills;          /* the host tier has no room for all; the rest is on disk */
     uint64_t bytes_per_token; /* K and V over all layers and heads */
     uint64_t block_bytes;
     uint64_t n_block; /* of 256 tokens, of all sequences together */
@@ -98,7 +99,13 @@ typedef struct kv_counts {
     uint64_t bytes_up;    /* records host -> device, windows */
     uint64_t bytes_down;  /* records device -> host */
     uint64_t bytes_dense; /* records host -> device for dense attention */
-    double   mass;        /* sum over lanes and steps of the estimated mass; n_mass of them */
+    /* disk tier: records of misses read from disk, of them waited for; bytes as the block store
+     * counts them, since it was opened */
+    uint64_t n_disk, n_disk_urgent, disk_wait_ns;
+    uint64_t n_disk_read, disk_read_bytes, disk_useful_bytes;
+    uint64_t disk_put_bytes, disk_aux_bytes; /* records; index and tails */
+    uint64_t n_disk_refused;                 /* units that were not stored */
+    double   mass; /* sum over lanes and steps of the estimated mass; n_mass of them */
     uint64_t n_mass;
     uint64_t select_ns, fetch_ns, attend_ns, seal_ns;
 } kv_counts;
@@ -140,7 +147,7 @@ kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *e
 kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_layout *layout,
                           const uint64_t **block, kvd_err *err);
 kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err);
-void       kv_prompt_end(kv_store *s);
+kvd_status kv_prompt_end(kv_store *s, kvd_err *err); /* abort is left after a failure */
 void       kv_prompt_abort(kv_store *s);
 
 /* For the kernels: where a layer's lanes lie, and the blocks of a sequence (committed and reserved;
@@ -168,6 +175,9 @@ uint32_t kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_to
                         uint32_t final_len);
 /* Stores what is not sealed, as it is now. */
 void kv_seq_store_tail(kv_store *s, uint32_t seq);
+/* From which token on a failed read has left the sequence's records missing; UINT32_MAX: none are.
+ * The caller cuts the sequence there and evaluates the rest again. */
+uint32_t kv_seq_lost(const kv_store *s, uint32_t seq);
 /* Waits until all that was stored can be found by others. */
 kvd_status kv_flush(kv_store *s, kvd_err *err);
 

@@ -301,12 +301,15 @@ static void put_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
  * device other than the CPU has to have brought them down. */
 void kv_cache_put_layer(kv_store *s, uint32_t seq, uint32_t layer, const uint64_t *layer_at)
 {
+    const bool was = kvd_alloc_guard(false); /* the block store has its own limits */
+
     for (uint32_t i = 0; s->cache && i < s->cache->n_unit; i++) {
         kv_cache_unit *u = &s->cache->unit[i];
 
         for (uint32_t h = 0; h < s->params.n_kv_head && u->put != KV_DISK_NONE; h++)
             put_lane(s, seq, layer, h, layer_at, u);
     }
+    kvd_alloc_guard(was);
 }
 
 void kv_cache_put_end(kv_store *s, bool ok)
@@ -390,6 +393,28 @@ void kv_seq_store_tail(kv_store *s, uint32_t seq)
     tell(c, &err);
     if (put)
         kv_disk_put_abort(c->disk, put);
+}
+
+/* What is accepted, the best first; kv_cache_accepted[] says what it is made of. */
+const uint8_t kv_cache_accepted[KV_CACHE_ACCEPTED] = { 0, MADE_DENSE, MADE_SPARSE };
+
+kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_match *out,
+                         kvd_err *err)
+{
+    const kv_cache     *c = s->cache;
+    const kv_cache_seq *q = &c->seq[seq];
+    kv_cache_prov       prov[KV_CACHE_ACCEPTED];
+    kv_disk_bytes       accept[KV_CACHE_ACCEPTED];
+    const kv_disk_query query = { .token        = q->token,
+                                  .n_token      = n_token,
+                                  .provenance   = accept,
+                                  .n_provenance = KV_CACHE_ACCEPTED };
+
+    for (uint32_t i = 0; i < KV_CACHE_ACCEPTED; i++) {
+        prov[i]   = kv_cache_prov_of(c, kv_cache_accepted[i], q->variant);
+        accept[i] = (kv_disk_bytes){ prov[i].byte, prov[i].bytes };
+    }
+    return kv_disk_find(c->disk, &query, out, err);
 }
 
 kvd_status kv_flush(kv_store *s, kvd_err *err)

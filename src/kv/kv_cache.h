@@ -12,6 +12,9 @@ enum {                  /* what a block holds besides tokens of prompts */
        MADE_SPARSE = 2
 };
 
+#define KV_CACHE_ACCEPTED 3u                               /* provenances that a search takes */
+extern const uint8_t kv_cache_accepted[KV_CACHE_ACCEPTED]; /* MADE_ bits, by index in the query */
+
 typedef struct kv_cache_prov { /* a provenance as the block store takes it */
     uint8_t  byte[KV_DISK_PROV_BYTES];
     uint32_t bytes;
@@ -62,8 +65,52 @@ void kv_cache_put_end(kv_store *s, bool ok);
 /* The key of sealed block b, from its tokens, what it is made of, and the block before. */
 kvd_status kv_cache_name_block(kv_store *s, uint32_t seq, uint32_t b, kvd_err *err);
 
+/* The longest known prefix of the sequence's first n_token ids. */
+kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_match *out,
+                         kvd_err *err);
+
 /* Between a lane's raw tokens [first, first + n) and rows packed as K, V, K, V ... */
 void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first, uint32_t n,
                         uint8_t *packed, bool out);
+
+/* ---- kv_tier.c; all do nothing where the store does not spill to disk ---------------- */
+
+typedef struct kv_arrival { /* a record on its way from disk to a slot */
+    uint64_t lane, at;      /* at: offset in the pool */
+    uint32_t seq, chunk;
+} kv_arrival;
+
+typedef struct kv_flight { /* of one layer's step */
+    kv_disk_ticket ticket;
+    bool           started;
+    uint32_t       n; /* arrivals listed */
+} kv_flight;
+
+uint64_t   kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_bytes);
+kvd_status kv_tier_open(kv_store *s, kvd_err *err);
+void       kv_tier_close(kv_store *s);
+
+/* A host record for a chunk, or KV_NO_HOST; chunks from first on leave the lane's list. */
+uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk);
+void     kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first);
+
+/* Where sealed blocks are on disk.  bind: of all blocks below end, after they were put; KVD_E_FULL
+ * where the block store has not taken them. */
+kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err);
+void       kv_tier_bind_match(kv_store *s, uint32_t seq, const kv_disk_match *m, uint32_t end);
+void       kv_tier_unbind(kv_store *s, uint32_t seq, uint32_t b);
+
+/* Records of blocks [first, end) of a layer that are not in the host tier, to layer_at[b]. */
+kvd_status kv_tier_load(kv_store *s, uint32_t seq, uint32_t layer, uint32_t first, uint32_t end,
+                        const uint64_t *layer_at, kvd_err *err);
+
+/* A step's misses: list them, then fetch; wait before the layer's next step; settle before anything
+ * else changes the sequences. */
+void       kv_tier_miss(kv_store *s, uint32_t layer, uint32_t seq, uint64_t lane, uint32_t chunk,
+                        uint64_t at);
+kvd_status kv_tier_fetch(kv_store *s, uint32_t layer, bool urgent, kvd_err *err);
+kvd_status kv_tier_wait(kv_store *s, uint32_t layer, kvd_err *err);
+void       kv_tier_settle(kv_store *s);
+void       kv_tier_count(const kv_store *s, kv_counts *c);
 
 #endif

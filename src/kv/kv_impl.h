@@ -51,6 +51,8 @@ typedef struct kv_prompt {
     uint32_t first, end; /* blocks that become sealed */
 } kv_prompt;
 
+typedef struct kv_tier kv_tier;
+
 struct kv_store {
     kvd_backend     *be;
     kv_params        params;
@@ -86,6 +88,7 @@ struct kv_store {
     uint64_t *stage_block; /* [blocks_max] */
     kv_prompt prompt;      /* under way, or n_new 0 */
 
+    struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
     struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */
 
     kv_counts counts;
@@ -140,14 +143,14 @@ static inline uint64_t kv_stage_block(const kv_store *s, uint32_t b)
     return s->stage_off + (uint64_t)b * s->params.n_kv_head * s->layout.head_stride;
 }
 
-/* kv_seal.c.
+/* kv_seal.c (map: host records where there is room for them, if `host`).
  * map, unmap: takes and gives back what sealed block number b holds besides its raw block.
  * index_layer: landmarks of n blocks that lie anywhere.
  * move_layer: between a layer's lanes at offset `at` and the host records of block b.
  * keep_sinks: the first chunks of a sequence get a place on the device for good.
  * fill_stage: all sealed records of a layer to the stage, block by block as if they were raw.
  * unseal: back to n_sealed tokens; what a failure leaves is sealed and whole. */
-void       kv_map_block(kv_store *s, uint32_t seq, uint32_t b);
+void       kv_map_block(kv_store *s, uint32_t seq, uint32_t b, bool host);
 void       kv_unmap_block(kv_store *s, uint32_t seq, uint32_t b);
 kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_kv_layout *kv,
                           const uint64_t *block, const uint64_t *iblock, uint32_t n, kvd_err *err);

@@ -36,10 +36,12 @@ static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
 {
     const uint64_t blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
     const uint64_t lanes  = (uint64_t)p->n_layer * p->n_kv_head;
-    const uint64_t host = z->resident ? 0 : z->n_block * lanes * KV_BLOCK_TOKENS / p->chunk_tokens;
+    const uint64_t record = 2 * elem_bytes(p) * p->head_dim * p->chunk_tokens;
+    const uint64_t host   = z->bytes[KV_BUF_HOST];
 
     return sizeof(kv_store) + p->n_seq * (sizeof(kv_seq) + 16 * blocks) + 8 * blocks +
-           8 * z->n_raw + 8 * z->n_block + 4 * host + 16 * lanes + kv_cache_bytes(p);
+           8 * z->n_raw + 8 * z->n_block + 4 * host / record + 16 * lanes + kv_cache_bytes(p) +
+           (z->spills ? kv_tier_bytes(p, host, record) : 0);
 }
 
 /* Too little room on a tier: says for what, and what would do. */
@@ -69,6 +71,10 @@ static void fill_tiered(const kv_params *p, kv_sizes *z, uint64_t lanes)
     z->bytes[KV_BUF_STAGE]  = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (z->block_bytes / p->n_layer);
     z->bytes[KV_BUF_HOST]   = z->n_block * z->block_bytes;
     z->bytes[KV_BUF_MAP]    = kv_map_bytes(p, false);
+    if (p->host_bytes && p->cache_dir && z->bytes[KV_BUF_HOST] > p->host_bytes) {
+        z->spills             = true;
+        z->bytes[KV_BUF_HOST] = p->host_bytes / record * record;
+    }
 }
 
 static void sum(kv_sizes *z)

@@ -23,6 +23,7 @@ kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *e
     const uint32_t need = blocks_for((uint64_t)q->len + n_new);
 
     kvd_assert(!s->sizes.resident && p->n_new == 0 && n_new > 0);
+    kv_tier_settle(s);
     if (n_new > s->params.n_ctx - q->len)
         return kvd_fail(err, KVD_E_FULL, 0,
                         "sequence %u holds %u tokens and cannot take %u more: its context is %u "
@@ -44,7 +45,7 @@ kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *e
                         seq);
     }
     for (uint32_t b = p->first; b < p->end; b++)
-        kv_map_block(s, seq, b);
+        kv_map_block(s, seq, b, true);
     kv_cache_put_begin(s, seq, p->first, p->end);
     for (; q->n_block < need; q->n_block++, s->n_held++)
         q->block[q->n_block] = q->n_block < p->end ? KV_NO_BLOCK : s->free_stack[--s->n_free];
@@ -104,13 +105,14 @@ kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err 
     return KVD_OK;
 }
 
-void kv_prompt_end(kv_store *s)
+kvd_status kv_prompt_end(kv_store *s, kvd_err *err)
 {
     kv_prompt *p = &s->prompt;
     kv_seq    *q = &s->seq[p->seq];
 
     kvd_assert(p->n_new > 0);
     kv_cache_put_end(s, true);
+    KVD_TRY(kv_tier_bind(s, p->seq, p->end, err));
     for (uint32_t b = p->first; b < p->end; b++) {
         if (q->block[b] != KV_NO_BLOCK)
             s->free_stack[s->n_free++] = q->block[b];
@@ -122,6 +124,7 @@ void kv_prompt_end(kv_store *s)
     q->len += p->n_new;
     s->n_used += p->n_new;
     p->n_new = 0;
+    return KVD_OK;
 }
 
 void kv_prompt_abort(kv_store *s)

@@ -10,8 +10,6 @@
 
 #include "kv/kv_cache.h"
 
-#define N_PROVENANCE 3u
-
 typedef struct restore {
     kv_store     *s;
     kvd_stream   *st;
@@ -41,24 +39,6 @@ static const kv_disk_span *tail_of(const restore *r)
     return &r->match.span[r->match.n_span - 1];
 }
 
-static kvd_status find(restore *r, uint32_t n_token, kvd_err *err)
-{
-    static const uint8_t made[N_PROVENANCE] = { 0, MADE_DENSE, MADE_SPARSE };
-    const kv_cache      *c                  = r->s->cache;
-    const kv_cache_seq  *q                  = &c->seq[r->seq];
-    kv_cache_prov        prov[N_PROVENANCE];
-    kv_disk_bytes        accept[N_PROVENANCE];
-    const kv_disk_query  query = {
-         .token = q->token, .n_token = n_token, .provenance = accept, .n_provenance = N_PROVENANCE
-    };
-
-    for (uint32_t i = 0; i < N_PROVENANCE; i++) {
-        prov[i]   = kv_cache_prov_of(c, made[i], q->variant);
-        accept[i] = (kv_disk_bytes){ prov[i].byte, prov[i].bytes };
-    }
-    return kv_disk_find(c->disk, &query, &r->match, err);
-}
-
 /* How much of the match there is room for; what of it is sealed when the sequence has final_len
  * tokens. */
 static void measure(restore *r, uint32_t final_len)
@@ -85,7 +65,8 @@ static kvd_status take_blocks(restore *r, kvd_err *err)
     if (need > s->blocks_max || need > s->sizes.n_block - s->n_held || raw > s->n_free)
         return kvd_fail(err, KVD_E_FULL, 0, "no room for %u blocks of a known prefix", need);
     for (uint32_t b = 0; b < r->n_seal; b++)
-        kv_map_block(s, r->seq, b);
+        kv_map_block(s, r->seq, b, !s->tier);
+    kv_tier_bind_match(s, r->seq, &r->match, r->n_seal);
     for (; q->n_block < need; q->n_block++, s->n_held++)
         q->block[q->n_block] =
             !s->sizes.resident && q->n_block < r->n_seal ? KV_NO_BLOCK : s->free_stack[--s->n_free];
@@ -110,7 +91,7 @@ static kvd_status read_records(restore *r, uint32_t layer, kvd_err *err)
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
         uint32_t n = 0;
 
-        for (uint32_t b = 0; b < r->n_block; b++) {
+        for (uint32_t b = s->tier ? r->n_seal : 0; b < r->n_block; b++) {
             uint32_t            in_unit;
             const kv_disk_span *sp = span_of(r, b, &in_unit);
 
@@ -122,7 +103,8 @@ static kvd_status read_records(restore *r, uint32_t layer, kvd_err *err)
                                         .dst   = (uint8_t *)s->pool.ptr + layer_at(r, b, layer) +
                                                h * s->layout.head_stride };
         }
-        KVD_TRY(kv_disk_read_now(s->cache->disk, read, n, err));
+        if (n > 0)
+            KVD_TRY(kv_disk_read_now(s->cache->disk, read, n, err));
     }
     return KVD_OK;
 }
@@ -172,16 +154,36 @@ static kvd_status read_tail(restore *r, uint32_t layer, kvd_err *err)
     return KVD_OK;
 }
 
+/* The sinks' records, where all others stay on disk for now. */
+static kvd_status read_sinks(restore *r, uint32_t layer, kvd_err *err)
+{
+    kv_store           *s = r->s;
+    uint32_t            in_unit;
+    const kv_disk_span *sp = span_of(r, 0, &in_unit);
+
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++)
+        s->cache->read[h] = (kv_disk_read){ .unit  = sp->unit,
+                                            .what  = KV_DISK_RECORDS,
+                                            .lane  = layer * s->params.n_kv_head + h,
+                                            .first = in_unit * s->block_chunks,
+                                            .n     = s->sinks,
+                                            .dst   = (uint8_t *)s->pool.ptr + kv_stage_block(s, 0) +
+                                                   h * s->layout.head_stride };
+    return kv_disk_read_now(s->cache->disk, s->cache->read, s->params.n_kv_head, err);
+}
+
 /* Sealed records go on from the stage to where they belong. */
 static kvd_status settle(restore *r, uint32_t layer, kvd_err *err)
 {
     kv_store *s = r->s;
 
-    for (uint32_t b = 0; b < r->n_seal && !s->sizes.resident; b++)
+    if (r->n_seal == 0 || s->sizes.resident)
+        return KVD_OK;
+    if (s->tier && s->sinks > 0)
+        KVD_TRY(read_sinks(r, layer, err));
+    for (uint32_t b = 0; b < r->n_seal && !s->tier; b++)
         KVD_TRY(kv_move_layer(s, r->st, r->seq, layer, b, kv_stage_block(s, b), true, err));
-    if (r->n_seal > 0 && !s->sizes.resident)
-        KVD_TRY(kv_keep_sinks(s, r->st, r->seq, layer, kv_stage_block(s, 0), err));
-    return KVD_OK;
+    return kv_keep_sinks(s, r->st, r->seq, layer, kv_stage_block(s, 0), err);
 }
 
 static kvd_status read_layers(restore *r, kvd_err *err)
@@ -198,17 +200,16 @@ static kvd_status read_layers(restore *r, kvd_err *err)
 /* Keys and makings of the blocks, so that what follows continues the chain. */
 static kvd_status name_blocks(restore *r, kvd_err *err)
 {
-    static const uint8_t made[N_PROVENANCE] = { 0, MADE_DENSE, MADE_SPARSE };
-    kv_cache_seq        *q                  = &r->s->cache->seq[r->seq];
+    kv_cache_seq *q = &r->s->cache->seq[r->seq];
 
     for (uint32_t b = 0; b < r->n_block; b++) {
         uint32_t in_unit;
 
-        q->made[b] = made[span_of(r, b, &in_unit)->provenance];
+        q->made[b] = kv_cache_accepted[span_of(r, b, &in_unit)->provenance];
         KVD_TRY(kv_cache_name_block(r->s, r->seq, b, err));
     }
     for (uint32_t t = 0; t < r->n_tail; t += KV_BLOCK_TOKENS)
-        q->made[r->n_block + t / KV_BLOCK_TOKENS] = made[tail_of(r)->provenance];
+        q->made[r->n_block + t / KV_BLOCK_TOKENS] = kv_cache_accepted[tail_of(r)->provenance];
     return KVD_OK;
 }
 
@@ -223,7 +224,7 @@ uint32_t kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_to
     kvd_assert(q->len == 0 && q->n_block == 0);
     if (!s->cache || n_token == 0)
         return 0;
-    rc = find(&r, n_token, &err);
+    rc = kv_cache_find(s, seq, n_token, &r.match, &err);
     if (rc == KVD_OK) {
         measure(&r, final_len);
         rc = r.n_block + r.n_tail == 0 ? KVD_OK : take_blocks(&r, &err);

@@ -10,14 +10,16 @@
 
 #include "kv/kv_cache.h"
 
-/* The lane's host records of one block, and where they lie raw. */
+/* The lane's host records of one block, as many as there are, and where they lie raw. */
 static uint64_t list_lane(const kv_store *s, uint64_t lane, uint32_t b, uint64_t raw, uint64_t n)
 {
     const uint32_t *host = s->host_of + lane * s->n_chunk_max + (uint64_t)b * s->block_chunks;
 
-    for (uint32_t i = 0; i < s->block_chunks; i++, n++) {
-        s->step.src[n] = raw + i * s->layout.record_bytes;
-        s->step.dst[n] = host[i] * s->layout.record_bytes;
+    for (uint32_t i = 0; i < s->block_chunks; i++) {
+        if (host[i] == KV_NO_HOST)
+            continue;
+        s->step.src[n]   = raw + i * s->layout.record_bytes;
+        s->step.dst[n++] = host[i] * s->layout.record_bytes;
     }
     return n;
 }
@@ -75,7 +77,7 @@ kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd
 
 /* ---- maps --------------------------------------------------------------------------- */
 
-void kv_map_block(kv_store *s, uint32_t seq, uint32_t b)
+void kv_map_block(kv_store *s, uint32_t seq, uint32_t b, bool host)
 {
     const uint64_t at = (uint64_t)b * s->block_chunks;
 
@@ -89,7 +91,8 @@ void kv_map_block(kv_store *s, uint32_t seq, uint32_t b)
             s->slot_of[first + c] = KVD_SLOT_NONE;
         }
         for (uint32_t c = 0; !s->sizes.resident && c < s->block_chunks; c++)
-            s->host_of[first + c] = s->hfree_stack[--s->n_hfree];
+            s->host_of[first + c] =
+                host ? kv_tier_take(s, kv_lane(s, seq, 0) + i, (uint32_t)at + c) : KV_NO_HOST;
     }
 }
 
@@ -104,9 +107,13 @@ void kv_unmap_block(kv_store *s, uint32_t seq, uint32_t b)
     for (uint32_t i = s->params.n_layer * s->params.n_kv_head; i-- > 0;) {
         const uint64_t first = (kv_lane(s, seq, 0) + i) * s->n_chunk_max + at;
 
-        for (uint32_t c = s->block_chunks; c-- > 0;)
-            s->hfree_stack[s->n_hfree++] = s->host_of[first + c];
+        kv_tier_forget(s, kv_lane(s, seq, 0) + i, (uint32_t)at);
+        for (uint32_t c = s->block_chunks; c-- > 0;) {
+            if (s->host_of[first + c] != KV_NO_HOST)
+                s->hfree_stack[s->n_hfree++] = s->host_of[first + c];
+        }
     }
+    kv_tier_unbind(s, seq, b);
 }
 
 /* ---- sealing ------------------------------------------------------------------------ */
@@ -137,11 +144,13 @@ static kvd_status seal_blocks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_
     kvd_status     rc    = KVD_OK;
 
     for (uint32_t b = first; b < first + n; b++)
-        kv_map_block(s, seq, b);
+        kv_map_block(s, seq, b, true);
     kv_cache_put_begin(s, seq, first, first + n);
     for (uint32_t il = 0; il < s->params.n_layer && rc == KVD_OK; il++)
         rc = seal_layer(s, st, seq, il, first, n, err);
     kv_cache_put_end(s, rc == KVD_OK);
+    if (rc == KVD_OK)
+        rc = kv_tier_bind(s, seq, first + n, err);
     if (rc != KVD_OK) {
         for (uint32_t b = first + n; b-- > first;)
             kv_unmap_block(s, seq, b);
@@ -187,8 +196,11 @@ kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_seale
         if (!s->sizes.resident) {
             kvd_assert(s->n_free > 0);
             block = s->free_stack[s->n_free - 1];
-            for (uint32_t il = 0; il < s->params.n_layer; il++)
-                KVD_TRY(kv_move_layer(s, st, seq, il, b, kv_layer_of(s, block, il), false, err));
+            for (uint32_t il = 0; il < s->params.n_layer; il++) {
+                s->stage_block[b] = kv_layer_of(s, block, il);
+                KVD_TRY(kv_move_layer(s, st, seq, il, b, s->stage_block[b], false, err));
+                KVD_TRY(kv_tier_load(s, seq, il, b, b + 1, s->stage_block, err));
+            }
             s->n_free--;
         }
         kv_unmap_block(s, seq, b);
@@ -208,14 +220,19 @@ kvd_status kv_fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t s
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
         const uint32_t *host = s->host_of + (kv_lane(s, seq, layer) + h) * s->n_chunk_max;
 
-        for (uint32_t c = 0; c < n_chunk; c++, n++) {
-            s->step.src[n] = host[c] * s->layout.record_bytes;
-            s->step.dst[n] = kv_stage_block(s, c / s->block_chunks) + h * s->layout.head_stride +
-                             c % s->block_chunks * s->layout.record_bytes;
+        for (uint32_t c = 0; c < n_chunk; c++) {
+            if (host[c] == KV_NO_HOST)
+                continue;
+            s->step.src[n]   = host[c] * s->layout.record_bytes;
+            s->step.dst[n++] = kv_stage_block(s, c / s->block_chunks) + h * s->layout.head_stride +
+                               c % s->block_chunks * s->layout.record_bytes;
         }
     }
     s->counts.bytes_dense += n * s->layout.record_bytes;
-    return copy_records(s, st, s->step.src, &s->host, s->step.dst, &s->pool, n, err);
+    KVD_TRY(copy_records(s, st, s->step.src, &s->host, s->step.dst, &s->pool, n, err));
+    for (uint32_t b = 0; b < n_chunk / s->block_chunks; b++)
+        s->stage_block[b] = kv_stage_block(s, b);
+    return kv_tier_load(s, seq, layer, 0, n_chunk / s->block_chunks, s->stage_block, err);
 }
 
 kvd_status kv_dense_view(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq,
@@ -240,6 +257,7 @@ kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc,
 {
     const kvd_index_desc before = s->index.desc;
 
+    kv_tier_settle(s);
     kvd_assert(s->params.sparse && kvd_index_valid(desc));
     if (kvd_index_lane_bytes(desc) > s->index.head_stride)
         return kvd_fail(

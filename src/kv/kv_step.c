@@ -13,7 +13,7 @@
  * Thread: the session's. */
 #include <string.h>
 
-#include "kv/kv_impl.h"
+#include "kv/kv_cache.h"
 
 /* ---- admission ---------------------------------------------------------------------- */
 
@@ -34,6 +34,7 @@ void kv_seq_admit(kv_store *s, uint32_t seq, uint32_t budget, float cap)
     q->slots  = (uint32_t)kvd_min_u64(slots, s->slots_max);
     q->budget = q->budget < q->slots ? q->budget : q->slots;
     q->step   = 0;
+    kv_tier_settle(s);
 }
 
 bool kv_seq_sparse(const kv_store *s, uint32_t seq)
@@ -45,6 +46,7 @@ bool kv_seq_sparse(const kv_store *s, uint32_t seq)
 
 void kv_seq_restart(kv_store *s, uint32_t seq)
 {
+    kv_tier_settle(s);
     s->seq[seq].step = 0;
 }
 
@@ -246,6 +248,7 @@ kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
             clear_windows(s, q->seq[i]);
         s->counts.n_step++;
     }
+    KVD_TRY(kv_tier_wait(s, q->layer, err)); /* the last step's late records */
     KVD_TRY(attend_kept(s, st, q, err));
     KVD_TRY(score_chunks(s, st, q, err));
     KVD_TRY(change_windows(s, st, q, err));
@@ -259,7 +262,31 @@ kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
 
 /* ---- fetch --------------------------------------------------------------------------- */
 
-/* Brings up misses [first, end) of every lane's list: the urgent ones or the rest. */
+/* Of one lane's misses the urgent ones or the rest: to copy from the host, or to read from disk. */
+static uint64_t list_misses(kv_store *s, const kv_query *q, uint32_t at, bool urgent, uint64_t n)
+{
+    const kv_step           *t    = &s->step;
+    const uint32_t           seq  = q->seq[at / s->params.n_kv_head];
+    const uint64_t           lane = kv_lane(s, seq, q->layer) + at % s->params.n_kv_head;
+    const kvd_window_result *r    = &t->change[at];
+    const uint64_t           list = (uint64_t)at * s->slots_max;
+
+    for (uint32_t i = urgent ? 0 : r->n_urgent; i < (urgent ? r->n_urgent : r->n_miss); i++) {
+        const uint32_t chunk = t->fetch[list + i];
+        const uint32_t host  = s->host_of[lane * s->n_chunk_max + chunk];
+        const uint64_t to    = kv_record_in_window(s, lane, s->sinks + t->into[list + i]);
+
+        if (host == KV_NO_HOST) {
+            kv_tier_miss(s, q->layer, seq, lane, chunk, to);
+            continue;
+        }
+        t->src[n]   = host * s->layout.record_bytes;
+        t->dst[n++] = to;
+    }
+    return n;
+}
+
+/* Brings up the urgent misses, or starts what brings up the rest. */
 static kvd_status fetch_part(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
                              kvd_err *err)
 {
@@ -268,27 +295,18 @@ static kvd_status fetch_part(kv_store *s, kvd_stream *st, const kv_query *q, boo
 
     if (s->sizes.resident)
         return KVD_OK;
-    for (uint32_t at = 0; at < q->n_row * s->params.n_kv_head; at++) {
-        const uint32_t head        = at % s->params.n_kv_head;
-        const uint64_t lane        = kv_lane(s, q->seq[at / s->params.n_kv_head], q->layer) + head;
-        const kvd_window_result *r = &t->change[at];
-        const uint64_t           list = (uint64_t)at * s->slots_max;
-
-        for (uint32_t i = urgent ? 0 : r->n_urgent; i < (urgent ? r->n_urgent : r->n_miss); i++) {
-            t->src[n] =
-                s->host_of[lane * s->n_chunk_max + t->fetch[list + i]] * s->layout.record_bytes;
-            t->dst[n++] = kv_record_in_window(s, lane, s->sinks + t->into[list + i]);
-        }
-    }
+    for (uint32_t at = 0; at < q->n_row * s->params.n_kv_head; at++)
+        n = list_misses(s, q, at, urgent, n);
     s->counts.bytes_up += n * s->layout.record_bytes;
-    return s->be->ops->record_copy(st,
-                                   &(kvd_record_copy_args){ .n       = n,
-                                                            .bytes   = s->layout.record_bytes,
-                                                            .src_off = t->src,
-                                                            .dst_off = t->dst,
-                                                            .src     = s->host.ptr,
-                                                            .dst     = s->pool.ptr },
-                                   err);
+    KVD_TRY(s->be->ops->record_copy(st,
+                                    &(kvd_record_copy_args){ .n       = n,
+                                                             .bytes   = s->layout.record_bytes,
+                                                             .src_off = t->src,
+                                                             .dst_off = t->dst,
+                                                             .src     = s->host.ptr,
+                                                             .dst     = s->pool.ptr },
+                                    err));
+    return kv_tier_fetch(s, q->layer, urgent, err);
 }
 
 kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)

@@ -52,12 +52,17 @@ static void layouts_init(kv_store *s)
                                        .pool        = s->landmarks.ptr };
 }
 
+static uint64_t record_bytes(const kv_params *p)
+{
+    return 2ull * p->chunk_tokens * p->head_dim * (p->type == KVD_DTYPE_F32 ? 4 : 2);
+}
+
 static kvd_status alloc_tables(kv_store *s, kvd_err *err)
 {
     const kv_params *p     = &s->params;
     const size_t     lanes = (size_t)p->n_layer * p->n_kv_head;
 
-    s->n_hrecord   = s->sizes.resident ? 0 : s->sizes.n_block * lanes * s->block_chunks;
+    s->n_hrecord   = s->sizes.bytes[KV_BUF_HOST] / record_bytes(p);
     s->seq         = kvd_calloc(p->n_seq, sizeof(*s->seq));
     s->lists       = kvd_calloc((size_t)p->n_seq * s->blocks_max, 2 * sizeof(*s->lists));
     s->stage_block = kvd_calloc(s->blocks_max, sizeof(*s->stage_block));
@@ -145,6 +150,8 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     fill_stacks(s);
     kv_place_map(p, sizes.resident, s, s->map.ptr);
     st = kv_cache_open(s, err);
+    if (st == KVD_OK)
+        st = kv_tier_open(s, err);
     if (st != KVD_OK) {
         kv_store_close(s);
         return st;
@@ -153,10 +160,34 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     return KVD_OK;
 }
 
+/* Gives back the blocks beyond the first n_keep, latest first, so that they are taken again in the
+ * order they had. */
+static void drop_blocks(kv_store *s, uint32_t seq, uint32_t n_keep)
+{
+    kv_seq *q = &s->seq[seq];
+
+    while (q->n_block > n_keep) {
+        const uint32_t b = --q->n_block;
+
+        if (b < q->n_sealed / KV_BLOCK_TOKENS) {
+            kv_unmap_block(s, seq, b);
+            q->n_sealed = b * KV_BLOCK_TOKENS;
+        }
+        if (q->block[b] != KV_NO_BLOCK)
+            s->free_stack[s->n_free++] = q->block[b];
+        s->n_held--;
+    }
+    kvd_assert_dbg(s->n_free <= s->sizes.n_raw);
+}
+
 void kv_store_close(kv_store *s)
 {
     if (!s)
         return;
+    kv_tier_settle(s);
+    for (uint32_t i = 0; s->tier && i < s->params.n_seq; i++)
+        drop_blocks(s, i, 0); /* and references to the block store */
+    kv_tier_close(s);
     kv_cache_close(s);
     s->be->ops->mem_free(s->be, &s->pool);
     s->be->ops->mem_free(s->be, &s->landmarks);
@@ -194,26 +225,6 @@ uint64_t kv_capacity_tokens(const kv_store *s)
 bool kv_resident(const kv_store *s)
 {
     return s->sizes.resident;
-}
-
-/* Gives back the blocks beyond the first n_keep, latest first, so that they are taken again in the
- * order they had. */
-static void drop_blocks(kv_store *s, uint32_t seq, uint32_t n_keep)
-{
-    kv_seq *q = &s->seq[seq];
-
-    while (q->n_block > n_keep) {
-        const uint32_t b = --q->n_block;
-
-        if (b < q->n_sealed / KV_BLOCK_TOKENS) {
-            kv_unmap_block(s, seq, b);
-            q->n_sealed = b * KV_BLOCK_TOKENS;
-        }
-        if (q->block[b] != KV_NO_BLOCK)
-            s->free_stack[s->n_free++] = q->block[b];
-        s->n_held--;
-    }
-    kvd_assert_dbg(s->n_free <= s->sizes.n_raw);
 }
 
 static kvd_status refuse_blocks(const kv_store *s, uint32_t seq, uint32_t more, kvd_err *err)
@@ -277,6 +288,7 @@ void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep)
     kvd_assert(seq < s->params.n_seq);
     q = &s->seq[seq];
     kvd_assert(n_keep <= q->len);
+    kv_tier_settle(s);
     s->n_used -= q->len - n_keep;
     q->len  = n_keep;
     q->step = 0; /* the window may hold what is gone: the next step fills it anew */
@@ -311,6 +323,7 @@ const uint64_t *kv_seq_blocks(const kv_store *s, uint32_t seq)
 void kv_get_counts(const kv_store *s, kv_counts *out)
 {
     *out = s->counts;
+    kv_tier_count(s, out);
 }
 
 void kv_reset_counts(kv_store *s)
@@ -362,10 +375,24 @@ static void check_block(const kv_store *s, uint64_t i)
                index + on_stack(s->ifree_stack, s->n_ifree, i * index_bytes) == 1);
 }
 
+/* Host records that a sequence's sealed chunks hold. */
+static uint64_t host_records(const kv_store *s, uint32_t seq)
+{
+    const uint32_t n_chunk = s->seq[seq].n_sealed / s->params.chunk_tokens;
+    uint64_t       n       = 0;
+
+    for (uint32_t l = 0; l < s->params.n_layer * s->params.n_kv_head; l++) {
+        for (uint32_t c = 0; c < n_chunk; c++)
+            n += s->host_of[(kv_lane(s, seq, 0) + l) * s->n_chunk_max + c] != KV_NO_HOST;
+    }
+    kvd_assert(s->tier || n == (uint64_t)n_chunk * s->params.n_layer * s->params.n_kv_head);
+    return n;
+}
+
 /* Invariant (4), and that host records are held as often as they are missing from the stack. */
 static void check_sealed(const kv_store *s)
 {
-    uint64_t sealed = 0;
+    uint64_t held = 0;
 
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         const kv_seq *q = &s->seq[i];
@@ -374,11 +401,9 @@ static void check_sealed(const kv_store *s)
         for (uint32_t b = 0; b < q->n_block; b++)
             kvd_assert((q->block[b] == KV_NO_BLOCK) ==
                        (!s->sizes.resident && b < q->n_sealed / KV_BLOCK_TOKENS));
-        sealed += q->n_sealed / KV_BLOCK_TOKENS;
+        held += s->sizes.resident ? 0 : host_records(s, i);
     }
-    kvd_assert(s->sizes.resident || s->n_hrecord - s->n_hfree == sealed * s->params.n_layer *
-                                                                     s->params.n_kv_head *
-                                                                     s->block_chunks);
+    kvd_assert(s->n_hrecord - s->n_hfree == held);
 }
 
 void kv_check(const kv_store *s)

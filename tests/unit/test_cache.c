@@ -35,6 +35,9 @@ static kvd_model *open_model(const char *name)
     return m;
 }
 
+static uint64_t
+    kv_host; /* of the sessions that have tiers; 0: no limit, so nothing on disk alone */
+
 static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device)
 {
     kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
@@ -47,6 +50,7 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     p.n_batch   = N_BATCH;
     p.kv_device = kv_device;
     p.cache_dir = cache ? dir : NULL;
+    p.kv_host   = cache && kv_device ? kv_host : 0;
     p.attention = &a;
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s", err.msg);
@@ -272,9 +276,68 @@ static void test_one_process_per_directory(void **state)
     kvd_model_close(m);
 }
 
+/* The host tier holds a part of the records, or none: the rest is read from disk, the text is the
+ * same. */
+static void test_disk_tier(void **state)
+{
+    static const uint64_t host[] = { 200000, 60000, 1 };
+    kvd_model            *m      = open_model("llama");
+    const uint64_t        small  = small_device(m);
+    uint64_t              cold[2], known;
+
+    (void)state;
+    cold[0] = run(m, KVD_ATTENTION_SPARSE, false, 0, N_PROMPT, N_PROMPT, NULL);
+    cold[1] = run(m, KVD_ATTENTION_DENSE, false, 0, N_PROMPT, N_PROMPT, NULL);
+    for (size_t i = 0; i < KVD_COUNTOF(host); i++) {
+        kv_host = host[i];
+        assert_true(run(m, KVD_ATTENTION_SPARSE, true, small, N_PROMPT, N_PROMPT, &known) ==
+                    cold[0]);
+        assert_int_equal(known, i == 0 ? 0 : N_PROMPT - 1);
+        assert_true(run(m, KVD_ATTENTION_SPARSE, true, small, N_PROMPT, N_PROMPT, &known) ==
+                    cold[0]);
+        assert_int_equal(known, N_PROMPT - 1);
+        assert_true(run(m, KVD_ATTENTION_DENSE, true, small, N_PROMPT, N_PROMPT, &known) ==
+                    cold[1]);
+    }
+    kvd_model_close(m);
+}
+
+/* Cuts, other prompts, records that come late: against everything resident, step by step. */
+static void test_disk_tier_steps(void **state)
+{
+    kvd_model   *m = open_model("qwen3");
+    kvd_session *r = open_session(m, KVD_ATTENTION_SPARSE, false, 0), *d;
+    kvd_stats    c = { .struct_size = sizeof(c) };
+
+    (void)state;
+    kv_host = 50000;
+    d       = open_session(m, KVD_ATTENTION_SPARSE, true, small_device(m));
+    prefill(r, N_PROMPT, N_PROMPT, 0);
+    prefill(d, N_PROMPT, N_PROMPT, 0);
+    for (uint32_t round = 0; round < 3; round++) {
+        assert_true(generate(r, N_GEN, NULL) == generate(d, N_GEN, NULL));
+        kv_check(d->kv);
+        assert_int_equal(kvd_seq_truncate(r, 0, N_PROMPT - 200, &err), KVD_OK);
+        assert_int_equal(kvd_seq_truncate(d, 0, N_PROMPT - 200, &err), KVD_OK);
+        for (uint32_t i = 0; i < 2; i++) {
+            kvd_session  *s    = i ? d : r;
+            const int32_t t[3] = { 5, (int32_t)round, 7 };
+
+            assert_int_equal(kvd_prefill(s, 0, t, 2, NULL, NULL, &err), KVD_OK);
+            assert_int_equal(kvd_prefill(s, 0, t, 3, NULL, NULL, &err), KVD_OK);
+        }
+    }
+    kvd_session_get_stats(d, &c);
+    assert_true(c.n_disk > 1000 && c.n_disk_urgent > 0 && c.n_hit > 0);
+    kvd_session_close(r);
+    kvd_session_close(d);
+    kvd_model_close(m);
+}
+
 static int make_dir(void **state)
 {
     (void)state;
+    kv_host = 0;
     snprintf(dir, sizeof(dir), "/tmp/kvd-test-cache.XXXXXX");
     return mkdtemp(dir) == NULL;
 }
@@ -294,6 +357,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_hits_sparse, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_hits_dense, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_growing_conversation, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_disk_tier, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_disk_tier_steps, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_damage_is_recomputed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_foreign_blocks_are_misses, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_one_process_per_directory, make_dir, remove_dir),

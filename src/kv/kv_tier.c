@@ -1,0 +1,464 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_tier.c - the disk as a tier: sealed records that the host tier has no room for are read from
+ * the block store.
+ *
+ * Every sealed block is in the store and referenced, so it is not evicted there.  The host tier is
+ * then an inclusive cache: a lane has a fixed share of it, filled as blocks are sealed, and from
+ * then on by score: what was read from disk replaces what has a lower average score.
+ *
+ * A step reads its urgent misses at once and starts the others; those are waited for when the next
+ * step comes to the layer.  Every wait has the block store's time limit.  A read that fails loses
+ * the block: the step fails, and kv_seq_lost() says from where on the sequence has to be evaluated
+ * again.
+ *
+ * Thread: the session's. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "kv/kv_cache.h"
+
+#define READS_MAX 8192u /* of one batch; more go in several */
+
+struct kv_tier {
+    uint32_t      quota;  /* host records of a lane */
+    uint32_t     *n_host; /* [lane] */
+    uint32_t     *list;   /* [lane][quota] chunks that have a host record */
+    kv_disk_unit *unit;   /* [n_seq][blocks_max] where a sealed block is; 0: not bound */
+    uint8_t      *in_unit;
+    kv_disk_read *read;    /* [READS_MAX] */
+    uint64_t     *rank;    /* [quota] */
+    kv_flight    *flight;  /* [n_layer] */
+    kv_arrival   *arrival; /* [n_layer][arrivals_max] */
+    uint64_t      arrivals_max;
+    uint32_t     *lost; /* [n_seq] first block that cannot be read */
+};
+
+/* ---- open and close ----------------------------------------------------------------- */
+
+static uint64_t arrivals_max(const kv_params *p)
+{
+    return (uint64_t)p->n_seq * p->n_kv_head * p->window_tokens / p->chunk_tokens;
+}
+
+uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_bytes)
+{
+    const uint64_t blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
+
+    return sizeof(kv_tier) + kv_n_lane(p) * 4 + host_bytes / record_bytes * 4 +
+           p->n_seq * (blocks * (sizeof(kv_disk_unit) + 1) + 4) + READS_MAX * sizeof(kv_disk_read) +
+           host_bytes / record_bytes / kv_n_lane(p) * 8 +
+           p->n_layer * (sizeof(kv_flight) + arrivals_max(p) * sizeof(kv_arrival));
+}
+
+kvd_status kv_tier_open(kv_store *s, kvd_err *err)
+{
+    const kv_params *p      = &s->params;
+    const size_t     lanes  = (size_t)kv_n_lane(p);
+    const size_t     blocks = (size_t)p->n_seq * s->blocks_max;
+    kv_tier         *t;
+
+    if (!s->sizes.spills)
+        return KVD_OK;
+    t = s->tier = kvd_calloc(1, sizeof(*t));
+    if (!t)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "disk tier: no memory");
+    t->quota        = (uint32_t)(s->n_hrecord / lanes);
+    t->arrivals_max = arrivals_max(p);
+    t->n_host       = kvd_calloc(lanes, sizeof(*t->n_host));
+    t->list         = kvd_calloc(lanes * t->quota, sizeof(*t->list));
+    t->unit         = kvd_calloc(blocks, sizeof(*t->unit));
+    t->in_unit      = kvd_calloc(blocks, sizeof(*t->in_unit));
+    t->read         = kvd_calloc(READS_MAX, sizeof(*t->read));
+    t->rank         = kvd_calloc(t->quota, sizeof(*t->rank));
+    t->flight       = kvd_calloc(p->n_layer, sizeof(*t->flight));
+    t->arrival      = kvd_calloc(p->n_layer * t->arrivals_max, sizeof(*t->arrival));
+    t->lost         = kvd_calloc(p->n_seq, sizeof(*t->lost));
+    if (!t->n_host || !t->list || !t->unit || !t->in_unit || !t->read || !t->rank || !t->flight ||
+        !t->arrival || !t->lost)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "disk tier: no memory for its tables");
+    memset(t->lost, 0xff, p->n_seq * sizeof(*t->lost));
+    return KVD_OK;
+}
+
+void kv_tier_close(kv_store *s)
+{
+    kv_tier *t = s->tier;
+
+    if (!t)
+        return;
+    kvd_free(t->n_host);
+    kvd_free(t->list);
+    kvd_free(t->unit);
+    kvd_free(t->in_unit);
+    kvd_free(t->read);
+    kvd_free(t->rank);
+    kvd_free(t->flight);
+    kvd_free(t->arrival);
+    kvd_free(t->lost);
+    kvd_free(t);
+    s->tier = NULL;
+}
+
+/* ---- host records ------------------------------------------------------------------- */
+
+/* A host record for a chunk, while the lane has a share left. */
+uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk)
+{
+    kv_tier *t = s->tier;
+
+    if (t) {
+        if (t->n_host[lane] == t->quota)
+            return KV_NO_HOST;
+        t->list[lane * t->quota + t->n_host[lane]++] = chunk;
+    }
+    return s->hfree_stack[--s->n_hfree];
+}
+
+/* Chunks from first on leave the lane's list; the caller gives back their records. */
+void kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first)
+{
+    kv_tier  *t    = s->tier;
+    uint32_t *list = t ? t->list + lane * t->quota : NULL;
+    uint32_t  n    = 0;
+
+    for (uint32_t i = 0; t && i < t->n_host[lane]; i++) {
+        if (list[i] < first)
+            list[n++] = list[i];
+    }
+    if (t)
+        t->n_host[lane] = n;
+}
+
+/* The k least of n to the front; no two are equal. */
+static void select_least(uint64_t *v, uint32_t n, uint32_t k)
+{
+    uint32_t lo = 0, hi = n;
+
+    while (k > lo && k < hi) {
+        const uint64_t pivot = v[lo + (hi - lo - 1) / 2];
+        uint32_t       i = lo, j = hi - 1;
+
+        for (;;) {
+            while (v[i] < pivot)
+                i++;
+            while (v[j] > pivot)
+                j--;
+            if (i >= j)
+                break;
+            const uint64_t swap = v[i];
+
+            v[i++] = v[j];
+            v[j--] = swap;
+        }
+        if (k > j)
+            lo = j + 1;
+        else
+            hi = j + 1;
+    }
+}
+
+/* Arrivals of one lane take the places of host records with a lower average score. */
+static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t n)
+{
+    kv_tier        *t    = s->tier;
+    uint32_t       *list = t->list + lane * t->quota, *host = s->host_of + lane * s->n_chunk_max;
+    const uint16_t *ema = s->ema + lane * s->n_chunk_max;
+    const uint32_t  m   = t->n_host[lane];
+    const uint32_t  k   = n < m ? n : m;
+
+    for (uint32_t i = 0; i < m; i++)
+        t->rank[i] = (uint64_t)ema[list[i]] << 32 | i;
+    select_least(t->rank, m, k);
+    for (uint32_t i = 0; i < k; i++) {
+        const uint32_t at = (uint32_t)t->rank[i], victim = list[at];
+
+        if (ema[a[i].chunk] <= ema[victim])
+            continue;
+        memcpy((uint8_t *)s->host.ptr + host[victim] * s->layout.record_bytes,
+               (const uint8_t *)s->pool.ptr + a[i].at, (size_t)s->layout.record_bytes);
+        host[a[i].chunk] = host[victim];
+        host[victim]     = KV_NO_HOST;
+        list[at]         = a[i].chunk;
+    }
+}
+
+static void admit(kv_store *s, const kv_arrival *a, uint32_t n)
+{
+    for (uint32_t first = 0, end; first < n; first = end) {
+        for (end = first + 1; end < n && a[end].lane == a[first].lane; end++)
+            ;
+        if (s->tier->quota > 0)
+            admit_lane(s, a[first].lane, a + first, end - first);
+    }
+}
+
+/* ---- which unit has a block --------------------------------------------------------- */
+
+static kv_disk_unit *unit_of(kv_store *s, uint32_t seq, uint32_t b)
+{
+    return &s->tier->unit[(size_t)seq * s->blocks_max + b];
+}
+
+void kv_tier_unbind(kv_store *s, uint32_t seq, uint32_t b)
+{
+    kv_disk_unit *u;
+
+    if (!s->tier)
+        return;
+    u = unit_of(s, seq, b);
+    if (*u)
+        kv_disk_unit_unref(s->cache->disk, *u);
+    *u = 0;
+    if (s->tier->lost[seq] >= b)
+        s->tier->lost[seq] = UINT32_MAX;
+}
+
+void kv_tier_bind_match(kv_store *s, uint32_t seq, const kv_disk_match *m, uint32_t end)
+{
+    uint32_t b = 0;
+
+    for (uint32_t i = 0; s->tier && i < m->n_span; i++) {
+        for (uint32_t k = 0; k < m->span[i].n_block && b < end; k++, b++) {
+            if (*unit_of(s, seq, b))
+                continue;
+            kv_disk_unit_ref(s->cache->disk, m->span[i].unit);
+            *unit_of(s, seq, b) = m->span[i].unit;
+            s->tier->in_unit[(size_t)seq * s->blocks_max + b] =
+                (uint8_t)(m->span[i].first_block + k);
+        }
+    }
+}
+
+kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
+{
+    kv_disk_match m   = { 0 };
+    kvd_err       why = { 0 };
+    kvd_status    st;
+
+    if (!s->tier)
+        return KVD_OK;
+    (void)!kv_disk_flush(s->cache->disk, &why);
+    st = kv_cache_find(s, seq, end * KV_BLOCK_TOKENS, &m, err);
+    if (st == KVD_OK && m.n_token < (uint64_t)end * KV_BLOCK_TOKENS)
+        st =
+            kvd_fail(err, KVD_E_FULL, 0,
+                     "the host tier (--kv-host) is full and the disk tier has not taken the blocks "
+                     "of sequence %u: %s",
+                     seq, *why.msg ? why.msg : s->cache->told);
+    if (st == KVD_OK)
+        kv_tier_bind_match(s, seq, &m, end);
+    kv_disk_match_close(s->cache->disk, &m);
+    return st;
+}
+
+/* ---- reading ------------------------------------------------------------------------ */
+
+static kv_disk_read read_of(kv_store *s, uint32_t seq, uint32_t lane, uint32_t chunk, uint32_t n,
+                            uint64_t at)
+{
+    const uint32_t b = chunk / s->block_chunks;
+
+    return (kv_disk_read){ .unit = *unit_of(s, seq, b),
+                           .what = KV_DISK_RECORDS,
+                           .lane = lane,
+                           .first =
+                               s->tier->in_unit[(size_t)seq * s->blocks_max + b] * s->block_chunks +
+                               chunk % s->block_chunks,
+                           .n   = n,
+                           .dst = (uint8_t *)s->pool.ptr + at };
+}
+
+/* After a read has failed: which blocks of the sequence can no longer be had. */
+static void lose(kv_store *s, uint32_t seq, uint32_t b)
+{
+    uint32_t *lost = &s->tier->lost[seq];
+
+    if (b < *lost)
+        *lost = b;
+    for (uint32_t i = 0; i < s->seq[seq].n_sealed / KV_BLOCK_TOKENS && i < *lost; i++) {
+        if (*unit_of(s, seq, i) && kv_disk_unit_bad(s->cache->disk, *unit_of(s, seq, i)))
+            *lost = i;
+    }
+}
+
+uint32_t kv_seq_lost(const kv_store *s, uint32_t seq)
+{
+    const uint32_t b = s->tier ? s->tier->lost[seq] : UINT32_MAX;
+
+    return b == UINT32_MAX ? UINT32_MAX : b * KV_BLOCK_TOKENS;
+}
+
+static kvd_status read_now(kv_store *s, uint32_t seq, uint32_t n, uint32_t first_block,
+                           kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+    kvd_status     st = KVD_OK;
+
+    if (n > 0) {
+        const bool was = kvd_alloc_guard(false); /* checksums, when a unit is first read */
+
+        st = kv_disk_read_now(s->cache->disk, s->tier->read, n, err);
+        kvd_alloc_guard(was);
+    }
+    if (st != KVD_OK)
+        lose(s, seq, first_block);
+    s->counts.disk_wait_ns += kvd_now_ns() - t0;
+    return st;
+}
+
+/* Runs of chunks of a lane's block that have no host record. */
+static uint32_t list_runs(kv_store *s, uint32_t seq, uint32_t lane, uint32_t b, uint64_t at,
+                          uint32_t n)
+{
+    const uint32_t *host =
+        s->host_of + (kv_lane(s, seq, 0) + lane) * s->n_chunk_max + (uint64_t)b * s->block_chunks;
+
+    for (uint32_t c = 0, end; c < s->block_chunks; c = end) {
+        end = c + 1;
+        if (host[c] != KV_NO_HOST)
+            continue;
+        while (end < s->block_chunks && host[end] == KV_NO_HOST)
+            end++;
+        s->tier->read[n++] = read_of(s, seq, lane, b * s->block_chunks + c, end - c,
+                                     at + c * s->layout.record_bytes);
+    }
+    return n;
+}
+
+kvd_status kv_tier_load(kv_store *s, uint32_t seq, uint32_t layer, uint32_t first, uint32_t end,
+                        const uint64_t *layer_at, kvd_err *err)
+{
+    uint32_t n = 0, from = first;
+
+    for (uint32_t h = 0; s->tier && h < s->params.n_kv_head; h++) {
+        for (uint32_t b = first; b < end; b++) {
+            if (n + s->block_chunks > READS_MAX) {
+                KVD_TRY(read_now(s, seq, n, from, err));
+                n = 0;
+            }
+            n = list_runs(s, seq, layer * s->params.n_kv_head + h, b,
+                          layer_at[b] + h * s->layout.head_stride, n);
+        }
+    }
+    return s->tier ? read_now(s, seq, n, from, err) : KVD_OK;
+}
+
+/* ---- misses of a step --------------------------------------------------------------- */
+
+void kv_tier_miss(kv_store *s, uint32_t layer, uint32_t seq, uint64_t lane, uint32_t chunk,
+                  uint64_t at)
+{
+    kv_tier   *t = s->tier;
+    kv_flight *f = &t->flight[layer];
+
+    kvd_assert(f->n < t->arrivals_max);
+    t->arrival[layer * t->arrivals_max + f->n++] =
+        (kv_arrival){ .lane = lane, .seq = seq, .chunk = chunk, .at = at };
+}
+
+static kvd_status arrived(kv_store *s, uint32_t layer, kvd_status st)
+{
+    kv_tier          *t = s->tier;
+    kv_flight        *f = &t->flight[layer];
+    const kv_arrival *a = t->arrival + layer * t->arrivals_max;
+
+    if (st == KVD_OK) {
+        admit(s, a, f->n);
+    } else {
+        for (uint32_t i = 0; i < f->n; i++)
+            lose(s, a[i].seq, a[i].chunk / s->block_chunks);
+    }
+    *f = (kv_flight){ 0 };
+    return st;
+}
+
+kvd_status kv_tier_wait(kv_store *s, uint32_t layer, kvd_err *err)
+{
+    kv_flight *f = s->tier ? &s->tier->flight[layer] : NULL;
+    uint64_t   t0;
+    kvd_status st;
+
+    if (!f || !f->started)
+        return KVD_OK;
+    t0 = kvd_now_ns();
+    st = kv_disk_read_wait(s->cache->disk, f->ticket, err);
+    s->counts.disk_wait_ns += kvd_now_ns() - t0;
+    return arrived(s, layer, st);
+}
+
+void kv_tier_settle(kv_store *s)
+{
+    kvd_err err = { 0 };
+
+    for (uint32_t il = 0; s->tier && il < s->params.n_layer; il++) {
+        if (kv_tier_wait(s, il, &err) != KVD_OK)
+            kvd_log(KVD_LOG_WARN, "disk tier: %s", err.msg);
+        s->tier->flight[il] = (kv_flight){ 0 };
+    }
+}
+
+/* Starts a batch; when all tickets are out, the oldest flight is waited for. */
+static kvd_status start(kv_store *s, uint32_t layer, uint32_t n, bool urgent, kvd_err *err)
+{
+    kv_flight *f = &s->tier->flight[layer];
+
+    for (uint32_t i = 1; i <= s->params.n_layer; i++) {
+        const uint32_t   oldest = (layer + i) % s->params.n_layer;
+        const bool       was    = kvd_alloc_guard(false);
+        const kvd_status st =
+            kv_disk_read_start(s->cache->disk, s->tier->read, n, urgent, &f->ticket, err);
+
+        kvd_alloc_guard(was);
+        f->started = st == KVD_OK;
+        if (st != KVD_E_BUSY || i == s->params.n_layer)
+            return st;
+        KVD_TRY(kv_tier_wait(s, oldest, err));
+    }
+    return KVD_OK;
+}
+
+kvd_status kv_tier_fetch(kv_store *s, uint32_t layer, bool urgent, kvd_err *err)
+{
+    kv_tier          *t  = s->tier;
+    kv_flight        *f  = t ? &t->flight[layer] : NULL;
+    const kv_arrival *a  = t ? t->arrival + layer * t->arrivals_max : NULL;
+    kvd_status        st = KVD_OK;
+
+    if (!f || f->n == 0)
+        return KVD_OK;
+    for (uint32_t first = 0; first < f->n && st == KVD_OK;) {
+        uint32_t n = 0;
+
+        for (; first + n < f->n && n < READS_MAX; n++)
+            t->read[n] = read_of(s, a[first + n].seq,
+                                 (uint32_t)(a[first + n].lane - kv_lane(s, a[first + n].seq, 0)),
+                                 a[first + n].chunk, 1, a[first + n].at);
+        first += n;
+        st = start(s, layer, n, urgent, err);
+        if (st == KVD_OK && (urgent || first < f->n)) { /* of several batches only the last flies */
+            const uint64_t t0 = kvd_now_ns();
+
+            st         = kv_disk_read_wait(s->cache->disk, f->ticket, err);
+            f->started = false;
+            s->counts.disk_wait_ns += kvd_now_ns() - t0;
+        }
+    }
+    s->counts.n_disk += f->n;
+    s->counts.n_disk_urgent += urgent ? f->n : 0;
+    return urgent || st != KVD_OK ? arrived(s, layer, st) : KVD_OK;
+}
+
+void kv_tier_count(const kv_store *s, kv_counts *c)
+{
+    kv_disk_stats d;
+
+    if (!s->cache)
+        return;
+    kv_disk_stats_get(s->cache->disk, &d);
+    c->disk_read_bytes   = d.read_bytes;
+    c->disk_useful_bytes = d.useful_bytes;
+    c->n_disk_read       = d.n_read;
+    c->disk_put_bytes    = d.record_bytes_put;
+    c->disk_aux_bytes    = d.aux_bytes_put + d.tail_bytes_put;
+    c->n_disk_refused    = d.n_put_refused + d.n_put_failed;
+}
