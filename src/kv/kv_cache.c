@@ -14,6 +14,8 @@
 
 #include "kv/kv_cache.h"
 
+#define STAGE_BYTES (8u << 20) /* of the block store, for reads and for writes */
+#define STORE_BYTES (2ull * STAGE_BYTES + (8u << 20)) /* with its lists and the catalogue */
 #define PROV_EXACT  'e'
 #define PROV_DENSE  'd'
 #define PROV_SPARSE 's'
@@ -72,7 +74,7 @@ uint64_t kv_cache_bytes(const kv_params *p)
 
     if (!p->cache_dir)
         return 0;
-    return sizeof(kv_cache) +
+    return sizeof(kv_cache) + STORE_BYTES +
            p->n_seq * (sizeof(kv_cache_seq) + blocks * (sizeof(kv_disk_key) + 1)) + segment +
            KV_DISK_SEGMENT_BLOCKS * kvd_index_lane_bytes(&p->index) +
            p->n_kv_head * (blocks + 2) * sizeof(kv_disk_read);
@@ -99,17 +101,20 @@ static kvd_status alloc_cache(kv_store *s, kv_cache *c, kvd_err *err)
 
 kvd_status kv_cache_open(kv_store *s, kvd_err *err)
 {
-    const kv_params *p  = &s->params;
-    kv_disk_params   dp = { .dir            = p->cache_dir,
-                            .geometry       = { .n_lane           = p->n_layer * p->n_kv_head,
-                                                .block_tokens     = KV_BLOCK_TOKENS,
-                                                .chunk_tokens     = p->chunk_tokens,
-                                                .record_bytes     = (uint32_t)s->layout.record_bytes,
-                                                .aux_bytes        = (uint32_t)s->index.head_stride,
-                                                .tail_token_bytes = (uint32_t)tail_token_bytes(s) },
-                            .max_bytes      = p->cache_bytes,
-                            .min_free_bytes = p->cache_min_free };
-    kvd_status       st;
+    const kv_params       *p  = &s->params;
+    const kv_disk_geometry g  = { .n_lane           = p->n_layer * p->n_kv_head,
+                                  .block_tokens     = KV_BLOCK_TOKENS,
+                                  .chunk_tokens     = p->chunk_tokens,
+                                  .record_bytes     = (uint32_t)s->layout.record_bytes,
+                                  .aux_bytes        = (uint32_t)s->index.head_stride,
+                                  .tail_token_bytes = (uint32_t)tail_token_bytes(s) };
+    kv_disk_params         dp = { .dir               = p->cache_dir,
+                                  .geometry          = g,
+                                  .max_bytes         = p->cache_bytes,
+                                  .min_free_bytes    = p->cache_min_free,
+                                  .read_stage_bytes  = STAGE_BYTES,
+                                  .write_stage_bytes = STAGE_BYTES };
+    kvd_status             st;
 
     if (!p->cache_dir)
         return KVD_OK;

@@ -6,12 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "support/disk_model.h"
 
 enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 330 };
 
@@ -344,11 +344,9 @@ static int make_dir(void **state)
 
 static int remove_dir(void **state)
 {
-    char command[128];
-
     (void)state;
-    snprintf(command, sizeof(command), "rm -rf '%s'", dir);
-    return system(command);
+    dm_dir_remove(dir);
+    return 0;
 }
 
 int main(void)
