@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <sqlite3.h>
 
 #include "support/disk_model.h"
 
@@ -250,6 +251,82 @@ static void names_keep_apart(void **state)
     kv_disk_close(d);
     d = open_plain();
     assert_int_equal(known(d, N_TOKEN, NULL), 3 * DM_BLOCK);
+    kv_disk_close(d);
+}
+
+/* Two ways lead from the first block on; the one that is asked for second goes further. */
+static void ways_part(void **state)
+{
+    kv_disk      *d      = open_plain();
+    const dm_unit sparse = { KV_DISK_BLOCK, 1, 0, DM_PROV_SPARSE, NULL, false };
+    dm_unit       last   = { KV_DISK_BLOCK, 2, 0, DM_PROV_SPARSE, NULL, false };
+    kv_disk_name  n;
+    kv_disk_key   key;
+    kv_disk_put   put;
+    kv_disk_match m;
+    kvd_err       err;
+
+    (void)state;
+    put_ok(d, &blocks_[0]);
+    put_ok(d, &blocks_[1]);
+    put_ok(d, &sparse);
+    n = dm_name(d, token_, &sparse);
+    assert_int_equal(kv_disk_key_of(d, &n, &key, NULL), KVD_OK);
+    n        = dm_name(d, token_, &last);
+    n.parent = key; /* it follows the sparse one */
+    assert_int_equal(kv_disk_put_begin(d, &n, &put, NULL), KVD_OK);
+    assert_int_equal(dm_put_lanes(d, put, token_, &last, DM_LANES, &rng_, NULL), KVD_OK);
+    assert_int_equal(kv_disk_put_commit(d, put, NULL), KVD_OK);
+    flush_ok(d);
+    assert_int_equal(dm_find(d, token_, N_TOKEN, NULL, &m, NULL), KVD_OK);
+    assert_int_equal(m.n_token, 3 * DM_BLOCK);
+    assert_int_equal(m.n_span, 3);
+    assert_int_equal(m.span[0].provenance, DM_PROV_EXACT);
+    assert_int_equal(m.span[1].provenance, DM_PROV_SPARSE);
+    assert_int_equal(m.span[2].provenance, DM_PROV_SPARSE);
+    assert_int_equal(dm_read(d, &m, token_, &rng_, false, &err), KVD_OK);
+    kv_disk_match_close(d, &m);
+    assert_int_equal(dm_find(d, token_, 2 * DM_BLOCK, NULL, &m, NULL), KVD_OK);
+    assert_int_equal(m.span[1].provenance, DM_PROV_EXACT); /* equal length: the first asked for */
+    kv_disk_match_close(d, &m);
+    kv_disk_close(d);
+}
+
+static void change_catalogue(const char *sql)
+{
+    char     path[512];
+    sqlite3 *db;
+
+    snprintf(path, sizeof(path), "%s/catalog.db", dir_);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+}
+
+/* A table of names that points to another unit with the same tokens is not believed, nor is a row
+ * that was changed. */
+static void the_catalogue_is_checked(void **state)
+{
+    kv_disk *d = open_plain();
+
+    (void)state;
+    for (uint32_t i = 0; i < DM_BLOCK; i++)
+        token_[DM_BLOCK + i] = token_[i]; /* two equal blocks: the same tokens, other keys */
+    put_ok(d, &blocks_[0]);
+    flush_ok(d);
+    put_ok(d, &blocks_[1]);
+    flush_ok(d);
+    kv_disk_close(d);
+    change_catalogue("UPDATE name SET unit = 3 - unit");
+    d = open_plain();
+    assert_int_equal(known(d, N_TOKEN, NULL), 0);
+    assert_int_equal(stats_of(d).n_quarantined, 0);
+    kv_disk_close(d);
+    change_catalogue(
+        "UPDATE name SET unit = 3 - unit; UPDATE unit SET first_token = 99 WHERE id = 2");
+    d = open_plain();
+    assert_int_equal(known(d, N_TOKEN, NULL), DM_BLOCK);
+    assert_int_equal(stats_of(d).n_quarantined, 1);
     kv_disk_close(d);
 }
 
@@ -866,6 +943,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(put_find_read, setup, teardown),
         cmocka_unit_test_setup_teardown(spans, setup, teardown),
         cmocka_unit_test_setup_teardown(names_keep_apart, setup, teardown),
+        cmocka_unit_test_setup_teardown(ways_part, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_catalogue_is_checked, setup, teardown),
         cmocka_unit_test_setup_teardown(salts_are_not_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(tails, setup, teardown),
         cmocka_unit_test_setup_teardown(puts_misused, setup, teardown),
