@@ -99,8 +99,8 @@ expect "every kind of index" 0 'cap4 6 .*\+0.0' ruler "${model[@]}" --raw --leng
     --samples 1 --tasks niah_single_1 --attention sparse --configs eval/configs/indexes.txt
 expect "a table" 0 '^score +single_1 +mean$' ruler "${model[@]}" --raw --length 700 --samples 1 \
     --tasks niah_single_1 --with "x: attention=dense"
-expect "dense is put in front" 0 '^dense +[0-9.]+ +[0-9.]+$' ruler "${model[@]}" --raw --length 700 \
-    --samples 1 --tasks niah_single_1
+expect "dense is put in front" 0 '^dense +[0-9.]+ +[0-9.]+$' ruler "${model[@]}" --raw \
+    --length 700 --samples 1 --tasks niah_single_1
 
 expect "no benchmark" 2 'eval ruler' "${model[@]}"
 expect "another benchmark" 2 'eval ruler' longbench "${model[@]}"
