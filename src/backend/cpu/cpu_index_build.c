@@ -278,18 +278,29 @@ static void build_norms(build_segment *g)
     }
 }
 
+/* dot[k] += mean . centroid k over four channels, each in turn. */
+static void build_dots(build_segment *g, const float *mean, uint32_t i)
+{
+    const float *c = g->cent + (uint64_t)i * SEGMENT_CENT;
+    float       *d = g->dot;
+
+    for (uint32_t k = 0; k < g->n_cent; k++)
+        d[k] = (((d[k] + mean[i] * c[k]) + mean[i + 1] * c[SEGMENT_CENT + k]) +
+                mean[i + 2] * c[2 * SEGMENT_CENT + k]) +
+               mean[i + 3] * c[3 * SEGMENT_CENT + k];
+}
+
 /* The nearest centroid, of equals the first: least |c|^2 - 2 m.c. */
 static uint8_t build_nearest(build_segment *g, const float *mean)
 {
-    uint32_t best = 0;
+    uint32_t best = 0, i = 0;
 
     memset(g->dot, 0, SEGMENT_CENT * sizeof(float));
-    for (uint32_t i = 0; i < g->dim; i++) {
-        const float *c = g->cent + (uint64_t)i * SEGMENT_CENT;
-        const float  m = mean[i];
-
-        for (uint32_t k = 0; k < SEGMENT_CENT; k++)
-            g->dot[k] += m * c[k];
+    for (; i + 4 <= g->dim; i += 4)
+        build_dots(g, mean, i);
+    for (; i < g->dim; i++) {
+        for (uint32_t k = 0; k < g->n_cent; k++)
+            g->dot[k] += mean[i] * g->cent[(uint64_t)i * SEGMENT_CENT + k];
     }
     for (uint32_t k = 1; k < g->n_cent; k++) {
         if (g->norm[k] - 2.0f * g->dot[k] < g->norm[best] - 2.0f * g->dot[best])
