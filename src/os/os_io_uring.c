@@ -108,10 +108,9 @@ kvd_status os_io_uring_open(io_backend **out, const os_io_params *p, kvd_err *er
         io_uring_queue_exit(&u->ring);
         r = -ENOSYS;
     }
-    if (r < 0) {
+    if (r < 0) { /* also ENOMEM, which may mean the limit on locked memory */
         kvd_free(u);
-        return kvd_fail(err, r == -ENOMEM ? KVD_E_NOMEM : KVD_E_UNSUPPORTED, -r,
-                        "io_uring: refused by the system");
+        return kvd_fail(err, KVD_E_UNSUPPORTED, -r, "io_uring: refused by the system");
     }
     u->base = (io_backend){ .ops = &uring_ops, .name = "io_uring" };
     /* Pinning saves the kernel work per request; a limit on locked memory may forbid it. */

@@ -592,10 +592,11 @@ static void limits(void **state)
     p.max_bytes = 8 * unit_bytes; /* a quarter for salted ones */
     d           = open_with(&p);
     u.salt      = "carol";
-    for (u.first_block = 0; u.first_block < 5; u.first_block++)
+    for (u.first_block = 0; u.first_block < 5; u.first_block++) {
         put_ok(d, &u);
-    flush_ok(d);
-    assert_true(stats_of(d).salted_bytes <= 2 * unit_bytes);
+        flush_ok(d);
+        assert_true(stats_of(d).salted_bytes <= 2 * unit_bytes);
+    }
     kv_disk_close(d);
 }
 
