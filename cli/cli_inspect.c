@@ -206,7 +206,7 @@ int cli_plan(const kvd_opts *o)
                p.kv_resident ? "true" : "false", p.window_tokens, p.kv_device_bytes,
                p.kv_host_bytes, p.kv_raw_bytes, p.kv_window_bytes, p.kv_stage_bytes,
                p.kv_index_bytes, p.kv_map_bytes);
-        return EXIT_OK;
+        return p.total_bytes > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
     }
     printf("context %s tokens, batches of %u\n\n", cli_grouped(p.n_ctx, n), p.n_batch);
     plan_row("weights", p.weight_bytes, "the model file, mapped or copied (--weights)");
@@ -224,7 +224,7 @@ int cli_plan(const kvd_opts *o)
         printf("\nThis fits; the longest context is %s tokens (the limit is %s).\n",
                cli_grouped(p.n_ctx_fits, n),
                p.n_ctx_fits < i.n_ctx_train ? "memory" : "the model's");
-    return EXIT_OK;
+    return p.total_bytes > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
 }
 
 int cli_doctor(const kvd_opts *o)

@@ -4,6 +4,23 @@ include(CMakePackageConfigHelpers)
 
 install(FILES include/kvdrive.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS kvdrive_static kvdrive_shared EXPORT kvdriveTargets)
+# The archive of the build has all names, for the tests; the installed one shows only kvd_*, so that
+# nothing clashes in the programs it is linked into (jansson has a utf8_encode, too).
+if(NOT KVD_SANITIZE)
+  set(KVD_ARCHIVE ${CMAKE_CURRENT_BINARY_DIR}/dist/libkvdrive.a)
+  file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/dist)
+  add_custom_command(
+    OUTPUT ${KVD_ARCHIVE} BYPRODUCTS ${KVD_ARCHIVE}.o
+    COMMAND ${CMAKE_LINKER} -r -o ${KVD_ARCHIVE}.o
+            $<TARGET_OBJECTS:kvdrive_objects> ${KVD_CUDA_OBJECTS}
+    COMMAND ${CMAKE_OBJCOPY} --localize-hidden ${KVD_ARCHIVE}.o
+    COMMAND ${CMAKE_COMMAND} -E rm -f ${KVD_ARCHIVE}
+    COMMAND ${CMAKE_AR} rcs ${KVD_ARCHIVE} ${KVD_ARCHIVE}.o
+    DEPENDS kvdrive_objects $<TARGET_OBJECTS:kvdrive_objects>
+    COMMAND_EXPAND_LISTS VERBATIM)
+  add_custom_target(kvdrive_archive ALL DEPENDS ${KVD_ARCHIVE})
+  install(FILES ${KVD_ARCHIVE} DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 if(TARGET kvdrive)
   install(TARGETS kvdrive)
 endif()

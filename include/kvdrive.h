@@ -156,6 +156,7 @@ typedef struct kvd_span {
 
 /* Encodes text to token ids.  Special tokens are recognised only inside the trusted spans
  * (ascending, disjoint); n_trusted = 0 means nowhere, so user text stays text.
+ * Bytes that the vocabulary has no token for are left out, as its tokenizer does.
  * *n_token receives the number needed; if that exceeds cap, nothing beyond cap is written and
  * the result is KVD_E_FULL.  Linear in len. */
 KVD_API KVD_MUST_USE kvd_status kvd_tokenize(const kvd_model *m, const char *text, size_t len,

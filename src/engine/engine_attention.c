@@ -126,6 +126,22 @@ static kvd_status check_numbers(const kvd_attention_params *p, kvd_err *err)
     return KVD_OK;
 }
 
+static kvd_evict_policy evict_policy(kvd_evict e)
+{
+    switch (e) {
+    case KVD_EVICT_BY_LRU:
+        return KVD_EVICT_LRU;
+    case KVD_EVICT_BY_LFU:
+        return KVD_EVICT_LFU;
+    case KVD_EVICT_BY_RANDOM:
+        return KVD_EVICT_RANDOM;
+    case KVD_EVICT_BY_EMA:
+    case KVD_EVICT_BY_LOOKAHEAD:
+        break;
+    }
+    return KVD_EVICT_EMA;
+}
+
 kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t chunk_tokens,
                                      uint32_t head_dim, engine_attention *out, kvd_err *err)
 {
@@ -144,15 +160,14 @@ kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t ch
                         &out->index, err));
     KVD_TRY(parse_rule(p->group_rule ? p->group_rule : "mean", &rule, err));
     p->index = p->group_rule = NULL; /* borrowed for this call only */
-    out->policy              = (kv_policy){ .evict    = p->evict == KVD_EVICT_BY_LRU ? KVD_EVICT_LRU
-                                                        : p->evict == KVD_EVICT_BY_LFU ? KVD_EVICT_LFU
-                                                        : p->evict == KVD_EVICT_BY_RANDOM ? KVD_EVICT_RANDOM
-                                                                                          : KVD_EVICT_EMA,
+    out->policy              = (kv_policy){ .evict    = evict_policy(p->evict),
                                             .rule     = rule,
-                                            .alpha    = p->evict == KVD_EVICT_BY_LOOKAHEAD ? 1.0f : p->ema_alpha,
+                                            .alpha    = p->ema_alpha,
                                             .top_p    = p->top_p,
                                             .strict   = p->fetch == KVD_FETCH_STRICT,
                                             .selected = p->attend == KVD_ATTEND_SELECTED };
+    if (p->evict == KVD_EVICT_BY_LOOKAHEAD)
+        out->policy.alpha = 1.0f; /* the average is this step's score */
     return KVD_OK;
 }
 

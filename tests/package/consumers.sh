@@ -15,6 +15,12 @@ cmake --install "$build" --prefix "$prefix" >"$tmp/install.log"
 libdir=$(dirname "$(find "$prefix" -name 'libkvdrive.a')")
 test -f "$prefix/include/kvdrive.h"
 test -L "$libdir/libkvdrive.so.0"
+# No name of ours but kvd_* may meet those of the program that links the archive.
+foreign=$(nm -g --defined-only "$libdir/libkvdrive.a" | awk 'NF == 3 && $3 !~ /^kvd_/ { print $3 }')
+if [ -n "$foreign" ]; then
+    echo "libkvdrive.a defines:" $foreign >&2
+    exit 1
+fi
 
 cmake -S "$src" -B "$tmp/cmake" -G Ninja -DCMAKE_C_COMPILER="$cc" \
     -DCMAKE_PREFIX_PATH="$prefix" >"$tmp/configure.log"
