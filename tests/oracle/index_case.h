@@ -7,7 +7,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <stdlib.h>
 
 #include "backend/backend.h"
 #include "os/os.h"
