@@ -445,7 +445,7 @@ typedef struct kvd_backend_params {
     const char *name;          /* "cpu" or "ref"; NULL: "cpu" */
     const char *cpu_isa;       /* a name of os_isa; NULL: the best this machine runs */
     uint32_t    n_thread;      /* 0: as many as this process may use */
-    bool        precise;       /* float activations in matmul */
+    bool        precise;       /* float activations in matmul, float queries in select */
     bool        deterministic; /* a token's result does not depend on the rest of the batch, nor on
                                   how a prompt was cut into batches: same bits */
 } kvd_backend_params;
