@@ -92,6 +92,9 @@ const kvd_opt cli_options[] = {
       "what --cache-dir may hold, the least recently used goes; 0: no limit" },
     { "kv-disk-free", "", KVD_OPT_SIZE, "SIZE", "1G", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
       "what stays free on the filesystem of --cache-dir" },
+    { "resume", "", KVD_OPT_CHOICE, "exact|sparse", "exact", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
+      "how a prompt goes on behind a prefix that --cache-dir knows: exact reads all of it; sparse "
+      "takes up to 256 tokens as steps that read what they select" },
 
     /* prompt */
     { "prompt", "-p", KVD_OPT_TEXT, "TEXT", NULL, NOLIM, CMD_RUN | CMD_TOKENIZE,

@@ -227,6 +227,13 @@ typedef enum kvd_evict {                         /* what leaves the window first
                          KVD_EVICT_BY_RANDOM
 } kvd_evict;
 
+typedef enum kvd_resume {                   /* what follows a prefix that the cache knows */
+                          KVD_RESUME_EXACT, /* the rest of the prompt attends to everything */
+                          KVD_RESUME_SPARSE /* a rest of at most 256 tokens attends sparsely, one by
+                                               one: only the index is read at once, records as they
+                                               are selected.  Then nothing is kept resident */
+} kvd_resume;
+
 /* How generated tokens attend.  Zeros are the defaults.  Per layer and KV head a step selects
  * `budget` tokens in chunks; a window of `cap` budgets holds what was selected recently. */
 typedef struct kvd_attention_params {
@@ -276,6 +283,7 @@ typedef struct kvd_session_params {
     const char *cache_dir;      /* NULL: none.  Made if missing; one process at a time */
     uint64_t    cache_bytes;    /* it may hold, the least recently used go; 0: no limit */
     uint64_t    cache_min_free; /* bytes that stay free on its filesystem */
+    kvd_resume  resume;
 } kvd_session_params;
 #define KVD_SESSION_PARAMS_INIT                   \
     {                                             \

@@ -14,7 +14,8 @@
 
 #include "engine/engine.h"
 
-#define N_RECOVER 3u /* times that an evaluation is tried when the disk tier loses records */
+#define RESUME_MAX 256u /* tokens behind a known prefix that --resume sparse takes as steps */
+#define N_RECOVER  3u   /* times that an evaluation is tried when the disk tier loses records */
 
 /* A batch as it runs; the public one and pieces of a prefill are both turned into it. */
 typedef struct work {
@@ -363,7 +364,8 @@ static kvd_status restore(kvd_session *s, uint32_t seq, const int32_t *token, ui
         return KVD_OK;
     KVD_TRY(make_current(s, seq, n_token, err));
     memcpy(q->token, token, n_token * sizeof(*token));
-    q->n_token = kv_seq_restore(s->kv, s->model->stream, seq, n_token - 1, n_token);
+    q->n_token = kv_seq_restore(s->kv, s->model->stream, seq, n_token - 1,
+                                s->params.resume == KVD_RESUME_SPARSE ? 0 : n_token);
     s->stats.n_cached += q->n_token;
     return KVD_OK;
 }
@@ -387,6 +389,29 @@ static kvd_status prefill_rest(kvd_session *s, uint32_t seq, const int32_t *toke
     return prefill_part(s, seq, token + n - 1, 1, NULL, NULL, err);
 }
 
+/* Whether what is left of a prompt of n tokens goes on as decode steps over a restored index. */
+static bool resumes_sparsely(const kvd_session *s, uint32_t known, uint32_t n)
+{
+    return s->params.resume == KVD_RESUME_SPARSE && known > 0 && n - known <= RESUME_MAX &&
+           s->sparse && engine_attention_sparse(&s->attention, n);
+}
+
+static kvd_status resume_sparse(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n,
+                                kvd_progress_fn fn, void *ctx, kvd_err *err)
+{
+    engine_attention_admit(s, seq);
+    for (uint32_t i = 0; i < n; i++) {
+        const work w = {
+            .n_token = 1, .token = token + i, .only_seq = seq, .want_last = i + 1 == n
+        };
+
+        if (fn && !fn(ctx, i, n))
+            return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after %u of %u tokens", i, n);
+        KVD_TRY(eval_work(s, &w, err));
+    }
+    return KVD_OK;
+}
+
 kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                           kvd_progress_fn fn, void *ctx, kvd_err *err)
 {
@@ -404,7 +429,9 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
                         n_token, before, s->params.n_ctx);
     KVD_TRY(restore(s, seq, token, (uint32_t)n_token, err));
     known = s->seq[seq].n_token - before;
-    st    = prefill_rest(s, seq, token + known, (uint32_t)n_token - known, fn, ctx, err);
+    st    = (resumes_sparsely(s, known, (uint32_t)n_token)
+                 ? resume_sparse
+                 : prefill_rest)(s, seq, token + known, (uint32_t)n_token - known, fn, ctx, err);
     if (st == KVD_OK)
         kv_seq_store_tail(s->kv, seq);
     if (st == KVD_OK && fn)

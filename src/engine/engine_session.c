@@ -111,6 +111,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_dir      = p->cache_dir,
         .cache_bytes    = p->cache_bytes,
         .cache_min_free = p->cache_min_free,
+        .lazy           = p->resume == KVD_RESUME_SPARSE,
     };
 }
 

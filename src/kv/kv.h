@@ -50,6 +50,7 @@ typedef struct kv_params {
     uint8_t     fingerprint[32]; /* of everything that K and V and the index depend on */
     uint64_t    cache_bytes;     /* it may hold; 0: no limit */
     uint64_t    cache_min_free;  /* that stay free on its filesystem */
+    bool        lazy; /* restore an index without its records: never resident, host tier a cache */
 } kv_params;
 
 typedef enum kv_buffer {                /* what a store allocates */
@@ -170,7 +171,7 @@ void kv_seq_source(kv_store *s, uint32_t seq, const int32_t *token, uint8_t vari
 /* What sparse steps depend on: at most 62 bytes. */
 void kv_set_provenance(kv_store *s, const void *options, uint32_t bytes);
 /* Fills an empty sequence with the longest known prefix of its first n_token ids; returns how many
- * tokens it holds then.  final_len: with the rest of its prompt. */
+ * tokens it holds then.  final_len: with the rest of its prompt; 0: with one more token. */
 uint32_t kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_token,
                         uint32_t final_len);
 /* Stores what is not sealed, as it is now. */

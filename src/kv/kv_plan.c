@@ -71,10 +71,10 @@ static void fill_tiered(const kv_params *p, kv_sizes *z, uint64_t lanes)
     z->bytes[KV_BUF_STAGE]  = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (z->block_bytes / p->n_layer);
     z->bytes[KV_BUF_HOST]   = z->n_block * z->block_bytes;
     z->bytes[KV_BUF_MAP]    = kv_map_bytes(p, false);
-    if (p->host_bytes && p->cache_dir && z->bytes[KV_BUF_HOST] > p->host_bytes) {
-        z->spills             = true;
-        z->bytes[KV_BUF_HOST] = p->host_bytes / record * record;
-    }
+    z->spills =
+        p->cache_dir && (p->lazy || (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes));
+    if (z->spills && p->host_bytes)
+        z->bytes[KV_BUF_HOST] = kvd_min_u64(p->host_bytes, z->bytes[KV_BUF_HOST]) / record * record;
 }
 
 static void sum(kv_sizes *z)
@@ -109,7 +109,7 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
                         p->n_token, p->n_layer, p->n_kv_head, p->head_dim);
     z->bytes[KV_BUF_MAP] = kv_map_bytes(p, true);
     sum(z);
-    if (p->device_bytes && z->device_bytes > p->device_bytes)
+    if ((p->lazy && p->cache_dir) || (p->device_bytes && z->device_bytes > p->device_bytes))
         fill_tiered(p, z, lanes);
     z->bytes[KV_BUF_TABLE] = table_bytes(p, z);
     sum(z);

@@ -47,7 +47,9 @@ static void measure(restore *r, uint32_t final_len)
 
     r->n_block = (uint32_t)(r->match.n_token / KV_BLOCK_TOKENS);
     r->n_tail  = r->match.n_tail_token;
-    r->n_seal  = kv_sealed_at(&s->params, final_len) / KV_BLOCK_TOKENS;
+    if (final_len == 0)
+        final_len = r->n_block * KV_BLOCK_TOKENS + r->n_tail + 1;
+    r->n_seal = kv_sealed_at(&s->params, final_len) / KV_BLOCK_TOKENS;
     if (r->n_seal > r->n_block)
         r->n_seal = r->n_block;
 }

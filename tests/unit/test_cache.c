@@ -35,8 +35,8 @@ static kvd_model *open_model(const char *name)
     return m;
 }
 
-static uint64_t
-    kv_host; /* of the sessions that have tiers; 0: no limit, so nothing on disk alone */
+static kvd_resume resume_mode;
+static uint64_t   kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
 
 static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device)
 {
@@ -52,6 +52,7 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     p.cache_dir = cache ? dir : NULL;
     p.kv_host   = cache && kv_device ? kv_host : 0;
     p.attention = &a;
+    p.resume    = resume_mode;
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     return s;
@@ -334,10 +335,48 @@ static void test_disk_tier_steps(void **state)
     kvd_model_close(m);
 }
 
+/* A known prefix and a short rest as sparse steps: the text is that of a session which had
+ * prefilled the prefix and then taken the rest as steps; less is read than is stored. */
+static void test_resume_sparse(void **state)
+{
+    kvd_model   *m = open_model("llama");
+    kvd_stats    c = { .struct_size = sizeof(c) };
+    kvd_session *s;
+    uint64_t     want, put, known;
+
+    (void)state;
+    s = open_session(m, KVD_ATTENTION_SPARSE, true, 0);
+    prefill(s, N_PROMPT, N_PROMPT, 0);
+    for (uint32_t i = 0; i < 9; i++) { /* the rest of the prompt below */
+        const int32_t t = token_at(0, N_PROMPT + i);
+        kvd_batch     b = KVD_BATCH_INIT;
+
+        b.n_token = 1;
+        b.token   = &t;
+        assert_int_equal(kvd_eval(s, &b, &err), KVD_OK);
+    }
+    want = generate(s, 40, NULL);
+    kvd_session_get_stats(s, &c);
+    put = c.disk_put_bytes;
+    kvd_session_close(s);
+
+    resume_mode = KVD_RESUME_SPARSE;
+    s           = open_session(m, KVD_ATTENTION_SPARSE, true, 0);
+    known       = prefill(s, N_PROMPT + 9, N_PROMPT + 9, 0);
+    assert_true(known >= N_PROMPT && known < N_PROMPT + 9);
+    kvd_session_get_stats(s, &c);
+    assert_int_equal(c.n_sparse, N_PROMPT + 9 - known);
+    assert_true(c.disk_useful_bytes < put);
+    assert_true(generate(s, 40, NULL) == want);
+    kvd_session_close(s);
+    kvd_model_close(m);
+}
+
 static int make_dir(void **state)
 {
     (void)state;
-    kv_host = 0;
+    kv_host     = 0;
+    resume_mode = KVD_RESUME_EXACT;
     snprintf(dir, sizeof(dir), "/tmp/kvd-test-cache.XXXXXX");
     return mkdtemp(dir) == NULL;
 }
@@ -357,6 +396,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_growing_conversation, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_steps, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_resume_sparse, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_damage_is_recomputed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_foreign_blocks_are_misses, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_one_process_per_directory, make_dir, remove_dir),
