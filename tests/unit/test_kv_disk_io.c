@@ -75,7 +75,7 @@ static void no_answer_is_an_error(void **state)
     (void)state;
     p.io.kind                = OS_IO_SIM;
     p.io.sim                 = &sim;
-    p.timeout_ns             = 20000000;
+    p.timeout_ns             = 200000000;
     p.write_stage_bytes      = 4u << 20;
     kv_disk           *d     = open_filled(&p, &m);
     const kv_disk_read r     = { m.span[0].unit, KV_DISK_RECORDS, 0, 0, DM_SEGMENT_REC, buf_[0] };
@@ -87,7 +87,7 @@ static void no_answer_is_an_error(void **state)
     assert_int_equal(kv_disk_read_start(d, &r, 1, true, &t, &err), KVD_OK);
     assert_int_equal(kv_disk_read_poll(d, t, &err), KVD_E_BUSY);
     assert_int_equal(kv_disk_read_wait(d, t, &err), KVD_E_IO);
-    assert_true(kvd_now_ns() - start < 2000000000);
+    assert_true(kvd_now_ns() - start < 5000000000);
     assert_non_null(strstr(err.msg, "00000001.kvd at 0: no answer within the time limit"));
     assert_int_equal(stats_of(d).n_timeout, 1);
     assert_int_equal(kv_disk_read_poll(d, t, &err), KVD_E_INVAL); /* the ticket is gone */
@@ -118,7 +118,7 @@ static void late_answers_are_dropped(void **state)
     (void)state;
     p.io.kind            = OS_IO_SIM;
     p.io.sim             = &sim;
-    p.timeout_ns         = 20000000;
+    p.timeout_ns         = 200000000;
     kv_disk           *d = open_filled(&p, &m);
     const kv_disk_read r = { m.span[0].unit, KV_DISK_RECORDS, 0, 0, DM_SEGMENT_REC, buf_[0] };
     const kv_disk_read q = { m.span[0].unit, KV_DISK_RECORDS, 1, 0, DM_SEGMENT_REC, buf_[1] };
@@ -127,7 +127,7 @@ static void late_answers_are_dropped(void **state)
     memset(buf_, 0xaa, sizeof(buf_));
     sim.delay = 65536; /* polls get nothing, waits do */
     assert_int_equal(kv_disk_read_start(d, &r, 1, false, &t, NULL), KVD_OK);
-    for (const uint64_t end = kvd_now_ns() + 30000000; kvd_now_ns() < end;)
+    for (const uint64_t end = kvd_now_ns() + 250000000; kvd_now_ns() < end;)
         ;
     assert_int_equal(kv_disk_read_poll(d, t, NULL), KVD_E_IO);
     assert_int_equal(kv_disk_read_now(d, &q, 1, NULL), KVD_OK); /* reaps the late ones, too */
