@@ -28,7 +28,8 @@ enum { /* bits of kvd_opt.commands */
        CMD_INSPECT    = 1 << 5,
        CMD_PLAN       = 1 << 6,
        CMD_DOCTOR     = 1 << 7,
-       CMD_EVAL       = 1 << 8
+       CMD_EVAL       = 1 << 8,
+       CMD_CACHE      = 1 << 9
 };
 
 extern const kvd_opt  cli_options[];
@@ -43,6 +44,7 @@ int cli_inspect(const kvd_opts *o);
 int cli_plan(const kvd_opts *o);
 int cli_doctor(const kvd_opts *o);
 int cli_eval(const kvd_opts *o);
+int cli_cache(const kvd_opts *o);
 
 /* ---- cli_common.c ------------------------------------------------------------------ */
 

@@ -25,6 +25,8 @@ static const command commands[] = {
     { "tokenize", CMD_TOKENIZE, 1, cli_tokenize, "-m FILE [-p TEXT | FILE | -]",
       "show the tokens of a text" },
     { "inspect", CMD_INSPECT, 1, cli_inspect, "FILE", "what a model file holds, and what fits" },
+    { "cache", CMD_CACHE, 1, cli_cache, "stats|ls|verify|clear|gc --cache-dir DIR",
+      "look into a cache directory, check it, remove from it" },
     { "plan", CMD_PLAN, 0, cli_plan, "-m FILE [-c N]",
       "the memory a context needs, before it is taken" },
     { "doctor", CMD_DOCTOR, 0, cli_doctor, "", "what this machine offers" },

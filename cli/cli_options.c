@@ -6,7 +6,8 @@
 #define MODEL (EVAL | CMD_TOKENIZE)
 #define EVAL  (CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PERPLEXITY | CMD_PLAN | CMD_EVAL)
 #define GEN   (CMD_RUN | CMD_CHAT)
-#define ALL   (MODEL | CMD_INSPECT | CMD_DOCTOR)
+#define ALL   (MODEL | CMD_INSPECT | CMD_DOCTOR | CMD_CACHE)
+#define STORE ((EVAL & ~(uint32_t)CMD_BENCH) | CMD_CACHE)
 #define NOLIM 0, 0
 #define MILL  1000000000
 
@@ -85,10 +86,10 @@ const kvd_opt cli_options[] = {
       "memory of the device tier of the KV cache; 0: as much as there is, everything resident" },
     { "kv-host", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, EVAL,
       "memory of the host tier; 0: what the context takes" },
-    { "cache-dir", "", KVD_OPT_TEXT, "DIR", NULL, NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
+    { "cache-dir", "", KVD_OPT_TEXT, "DIR", NULL, NOLIM, STORE,
       "keep KV blocks in this directory: the longest known prefix of a prompt is not evaluated "
       "again, in later runs either" },
-    { "kv-disk", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
+    { "kv-disk", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, STORE,
       "what --cache-dir may hold, the least recently used goes; 0: no limit" },
     { "kv-disk-free", "", KVD_OPT_SIZE, "SIZE", "1G", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
       "what stays free on the filesystem of --cache-dir" },
@@ -132,7 +133,8 @@ const kvd_opt cli_options[] = {
 
     /* output */
     { "json", "", KVD_OPT_FLAG, "", "false", NOLIM,
-      CMD_RUN | CMD_PERPLEXITY | CMD_TOKENIZE | CMD_INSPECT | CMD_PLAN | CMD_DOCTOR | CMD_EVAL,
+      CMD_RUN | CMD_PERPLEXITY | CMD_TOKENIZE | CMD_INSPECT | CMD_PLAN | CMD_DOCTOR | CMD_EVAL |
+          CMD_CACHE,
       "one JSON object on standard output" },
     { "stats", "", KVD_OPT_FLAG, "", "false", NOLIM, GEN | CMD_PERPLEXITY,
       "rates and memory by kind, at the end" },

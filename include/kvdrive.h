@@ -392,6 +392,26 @@ typedef struct kvd_stats {
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 
+/* ---- prefix cache ---------------------------------------------------------------- */
+
+typedef enum kvd_cache_verb {
+    KVD_CACHE_STATS,  /* {"units", "blocks", "segments", "tails", "quarantined", "files", "bytes",
+                         "salted_bytes", "written_today_bytes", "free_bytes"} */
+    KVD_CACHE_LS,     /* the units, the least recently used first: an array of {"key", "kind",
+                         "first_token", "tokens", "bytes", "created", "quarantined", "salted",
+                         "file", "offset"} */
+    KVD_CACHE_VERIFY, /* reads all of it: {"ok", "bad"}; what is damaged is quarantined */
+    KVD_CACHE_CLEAR,  /* removes everything: {"removed_units", "removed_bytes", "units", "bytes"} */
+    KVD_CACHE_GC      /* removes what is quarantined, then the least recently used units until at
+                         most max_bytes are left (0: no limit); answers like CLEAR */
+} kvd_cache_verb;
+
+/* Looks into or after the directory of a prefix cache (kvd_session_params.cache_dir) that no
+ * session has open: KVD_E_BUSY if one has, KVD_E_IO if there is no such directory, KVD_E_INVAL if
+ * it is not a cache, KVD_E_CORRUPT if its catalogue is damaged.  *json is the caller's. */
+KVD_API KVD_MUST_USE kvd_status kvd_cache_command(const char *dir, kvd_cache_verb verb,
+                                                  uint64_t max_bytes, char **json, kvd_err *err);
+
 /* ---- sampler --------------------------------------------------------------------- */
 
 typedef struct kvd_logit_bias {

@@ -409,6 +409,22 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     give_struct(out, &st, sizeof(st));
 }
 
+kvd_status kvd_cache_command(const char *dir, kvd_cache_verb verb, uint64_t max_bytes, char **json,
+                             kvd_err *err)
+{
+    kvd_buf    b = { 0 };
+    kvd_status st;
+
+    *json = NULL;
+    if (!dir || !*dir)
+        return kvd_fail(err, KVD_E_INVAL, 0, "no cache directory (--cache-dir)");
+    st = kv_tend(dir, verb, max_bytes, &b, err);
+    if (st == KVD_OK && !(*json = kvd_buf_take(&b)))
+        st = kvd_fail(err, KVD_E_NOMEM, 0, "%s: no memory to describe it", dir);
+    kvd_buf_free(&b);
+    return st;
+}
+
 /* ---- sampler ---------------------------------------------------------------------- */
 
 kvd_status kvd_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_sampler_params *p,

@@ -182,6 +182,10 @@ uint32_t kv_seq_lost(const kv_store *s, uint32_t seq);
 /* Waits until all that was stored can be found by others. */
 kvd_status kv_flush(kv_store *s, kvd_err *err);
 
+/* What kvd_cache_command() does: the answer goes to json. */
+kvd_status kv_tend(const char *dir, kvd_cache_verb verb, uint64_t max_bytes, kvd_buf *json,
+                   kvd_err *err);
+
 /* ---- sparse attention -------------------------------------------------------------- */
 
 void kv_set_policy(kv_store *s, const kv_policy *p);

@@ -624,6 +624,8 @@ static kvd_status cat_connect(kv_disk *d, kvd_err *err)
                          SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
     if (rc == SQLITE_OK)
         rc = sqlite3_exec(d->cat->db, setup, NULL, NULL, NULL);
+    if (rc == SQLITE_ERROR) /* a header that SQLite does not take for a newer format's */
+        rc = SQLITE_CORRUPT;
     if (rc != SQLITE_OK)
         return cat_fail(d, rc, err);
     KVD_TRY(cat_schema(d, err));

@@ -23,10 +23,11 @@ offers() {
     n=$((n + 1))
 }
 
-offers "run chat inspect doctor" ""
+offers "run chat inspect cache doctor" ""
 offers "perplexity plan" p
 offers "--model -m --temp --stats" run -
 offers "--json" inspect --js
+offers "--cache-dir --kv-disk" cache --
 offers "cpu ref" run --backend ""
 offers "avx512 avx2" run --cpu-isa a
 offers "md csv json" bench -o ""
