@@ -9,6 +9,7 @@
 
 #include "base/base.h"
 #include "kvdrive.h"
+#include "plan/plan.h"
 
 enum { /* exit codes, documented in kvdrive(1) */
        EXIT_OK          = 0,
@@ -29,7 +30,8 @@ enum { /* bits of kvd_opt.commands */
        CMD_PLAN       = 1 << 6,
        CMD_DOCTOR     = 1 << 7,
        CMD_EVAL       = 1 << 8,
-       CMD_CACHE      = 1 << 9
+       CMD_CACHE      = 1 << 9,
+       CMD_PROFILE    = 1 << 10
 };
 
 extern const kvd_opt  cli_options[];
@@ -44,6 +46,7 @@ int cli_inspect(const kvd_opts *o);
 int cli_plan(const kvd_opts *o);
 int cli_doctor(const kvd_opts *o);
 int cli_eval(const kvd_opts *o);
+int cli_profile(const kvd_opts *o);
 int cli_cache(const kvd_opts *o);
 
 /* ---- cli_common.c ------------------------------------------------------------------ */
@@ -85,6 +88,12 @@ const char *cli_grouped(uint64_t n, char out[32]);
 double      cli_mib(uint64_t bytes);
 /* Memory by kind and rates, as --stats shows them. */
 void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_seconds, FILE *f);
+
+/* ---- cli_plan_file.c ----------------------------------------------------------------- */
+
+/* What a plan file for this model belongs to. */
+void cli_plan_key(plan_key *k, const kvd_model *m, const kvd_session_params *p, const char *index,
+                  uint64_t budget);
 
 /* ---- cli_term.c -------------------------------------------------------------------- */
 

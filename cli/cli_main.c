@@ -22,6 +22,8 @@ static const command commands[] = {
       "how well the model predicts a text" },
     { "eval", CMD_EVAL, 1, cli_eval, "ruler -m FILE [--length N] [--tasks NAME,...] [--samples N]",
       "score answers to long prompts, under one configuration or several" },
+    { "profile", CMD_PROFILE, 16, cli_profile, "-m FILE [-o PLAN] [--length N] TEXTFILE...",
+      "what steps select of long texts, and the windows that follow" },
     { "tokenize", CMD_TOKENIZE, 1, cli_tokenize, "-m FILE [-p TEXT | FILE | -]",
       "show the tokens of a text" },
     { "inspect", CMD_INSPECT, 1, cli_inspect, "FILE", "what a model file holds, and what fits" },

@@ -4,7 +4,7 @@
 #include "cli.h"
 
 #define MODEL (EVAL | CMD_TOKENIZE)
-#define EVAL  (CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PERPLEXITY | CMD_PLAN | CMD_EVAL)
+#define EVAL  (CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PERPLEXITY | CMD_PLAN | CMD_EVAL | CMD_PROFILE)
 #define GEN   (CMD_RUN | CMD_CHAT)
 #define ALL   (MODEL | CMD_INSPECT | CMD_DOCTOR | CMD_CACHE)
 #define STORE ((EVAL & ~(uint32_t)CMD_BENCH) | CMD_CACHE)
@@ -42,7 +42,7 @@ const kvd_opt cli_options[] = {
       "file with a Jinja chat template in place of the model's" },
 
     /* context and cache */
-    { "ctx-size", "-c", KVD_OPT_INT, "N", "0", 0, MILL, EVAL & ~(uint32_t)CMD_BENCH,
+    { "ctx-size", "-c", KVD_OPT_INT, "N", "0", 0, MILL, EVAL & ~(uint32_t)(CMD_BENCH | CMD_PROFILE),
       "context in tokens; 0: what prompt and answer need (run; 1,024 for an open answer; eval), "
       "512 (perplexity), the model's (chat, plan)" },
     { "batch-size", "-b", KVD_OPT_INT, "N", "512", 1, 16384, EVAL,
@@ -100,8 +100,8 @@ const kvd_opt cli_options[] = {
     /* prompt */
     { "prompt", "-p", KVD_OPT_TEXT, "TEXT", NULL, NOLIM, CMD_RUN | CMD_TOKENIZE,
       "prompt; behind the file's text when there is a file, too" },
-    { "file", "-f", KVD_OPT_TEXT, "FILE", NULL, NOLIM, CMD_RUN | CMD_TOKENIZE | CMD_PERPLEXITY,
-      "text file; - is standard input" },
+    { "file", "-f", KVD_OPT_TEXT, "FILE", NULL, NOLIM,
+      CMD_RUN | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_PROFILE, "text file; - is standard input" },
     { "system", "-sys", KVD_OPT_TEXT, "TEXT", NULL, NOLIM, GEN, "system message" },
     { "raw", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN | CMD_EVAL,
       "no chat template: the model continues the text" },
@@ -134,7 +134,7 @@ const kvd_opt cli_options[] = {
     /* output */
     { "json", "", KVD_OPT_FLAG, "", "false", NOLIM,
       CMD_RUN | CMD_PERPLEXITY | CMD_TOKENIZE | CMD_INSPECT | CMD_PLAN | CMD_DOCTOR | CMD_EVAL |
-          CMD_CACHE,
+          CMD_CACHE | CMD_PROFILE,
       "one JSON object on standard output" },
     { "stats", "", KVD_OPT_FLAG, "", "false", NOLIM, GEN | CMD_PERPLEXITY,
       "rates and memory by kind, at the end" },
@@ -162,8 +162,8 @@ const kvd_opt cli_options[] = {
       "token ids, separated by white space, in place of a text" },
 
     /* eval */
-    { "length", "-L", KVD_OPT_INT, "N", "8192", 256, MILL, CMD_EVAL,
-      "tokens of a prompt and its answer together" },
+    { "length", "-L", KVD_OPT_INT, "N", "8192", 256, MILL, CMD_EVAL | CMD_PROFILE,
+      "tokens of a prompt and its answer (profile: its steps) together" },
     { "tasks", "", KVD_OPT_TEXT, "NAME,...", "all", NOLIM, CMD_EVAL,
       "RULER tasks: niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery, "
       "vt, cwe, fwe, qa_1" },
@@ -180,6 +180,18 @@ const kvd_opt cli_options[] = {
       "print the prompts and expected answers as lines of JSON, answer none" },
     { "data", "", KVD_OPT_TEXT, "DIR", NULL, NOLIM, CMD_EVAL,
       "word lists, essay and questions; without it, what was installed or the source tree's" },
+
+    /* profile */
+    { "steps", "", KVD_OPT_INT, "N", "128", 2, 1000000, CMD_PROFILE,
+      "tokens of each text that are decoded, the first one to fill the window" },
+    { "write-plan", "-o", KVD_OPT_TEXT, "FILE", NULL, NOLIM, CMD_PROFILE,
+      "write the plan to this file: what was measured, and the caps chosen" },
+    { "kv-window", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, CMD_PROFILE,
+      "memory that the planned windows may take; 0: what --cap for every lane would" },
+    { "counts", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, CMD_PROFILE,
+      "write every count of every layer and KV head to this file (CSV)" },
+    { "heatmap", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, CMD_PROFILE,
+      "draw hit rates by layer and KV head (SVG, or PNG by its name; gnuplot does it)" },
 
     /* everywhere */
     { "config", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, ALL,

@@ -139,6 +139,38 @@ kvd_status engine_attn(const kvd_session *s, const model_run *r, const kvd_kv_la
 kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
                              kvd_progress_fn fn, void *ctx, kvd_err *err);
 
+/* ---- profile (engine_profile.c, engine_profile_trace.c) ------------------------------- */
+
+/* What steps select, and what windows would have held of it; counted in chunks per lane, a lane
+ * being a (layer, KV head), over all steps but the first of each text. */
+#define ENGINE_PROFILE_CAPS 7u
+#define ENGINE_PROFILE_POLICIES \
+    6u /* those of kvd_evict, then the optimum, which knows what comes */
+#define ENGINE_PROFILE_OPTIMUM 5u
+#define ENGINE_PROFILE_UNIONS  6u
+#define ENGINE_PROFILE_TOPS    6u
+extern const float    engine_profile_cap[ENGINE_PROFILE_CAPS];     /* windows, in budgets */
+extern const uint32_t engine_profile_union[ENGINE_PROFILE_UNIONS]; /* selections */
+extern const float    engine_profile_top[ENGINE_PROFILE_TOPS];     /* ranks, in budgets */
+
+typedef struct engine_lane_profile {
+    uint64_t n_select;                                          /* selected */
+    uint64_t hit[ENGINE_PROFILE_POLICIES][ENGINE_PROFILE_CAPS]; /* of them in the window */
+    uint64_t union_hit[ENGINE_PROFILE_UNIONS];  /* in the union of the last selections */
+    uint64_t union_size[ENGINE_PROFILE_UNIONS]; /* of those unions, summed over steps */
+    uint64_t top_hit[ENGINE_PROFILE_TOPS];      /* ranked so high by the step before */
+} engine_lane_profile;
+
+typedef struct engine_profile engine_profile;
+
+/* Watches sequence 0 of a session from now on, texts of at most n_step steps. */
+kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_step, kvd_err *err);
+void       engine_profile_close(engine_profile *p); /* before the session; NULL is a no-op */
+/* After a text's steps: adds what the whole of it tells. */
+kvd_status                 engine_profile_end(engine_profile *p, kvd_err *err);
+const engine_lane_profile *engine_profile_lanes(const engine_profile *p);  /* [layer][KV head] */
+uint32_t                   engine_profile_budget(const engine_profile *p); /* chunks, last text */
+
 /* ---- sampler (engine_sampler.c) --------------------------------------------------- */
 
 kvd_status engine_sampler_open(kvd_sampler **out, uint32_t n_vocab, const kvd_sampler_params *p,

@@ -223,6 +223,20 @@ void kv_reset_counts(kv_store *s);
 void kv_lane_counts(const kv_store *s, uint32_t layer, uint32_t kv_head, uint64_t *n_select,
                     uint64_t *n_hit);
 
+/* One lane of a step between selection and the window's change; valid during the call.  score is
+ * the step's, sel what came of it (of a step that refills: the window's new content). */
+typedef struct kv_tap_lane {
+    uint32_t        seq, layer, kv_head, step; /* step 0 refills */
+    uint32_t        first_chunk, n_chunk;      /* those that could be selected */
+    uint32_t        budget, n_sel;             /* chunks */
+    const uint32_t *sel;                       /* as select leaves it: with KVD_SELECT_URGENT */
+    const float    *score;                     /* [n_chunk] */
+    const uint16_t *ema;                       /* [n_chunk] */
+} kv_tap_lane;
+typedef void (*kv_tap_fn)(void *ctx, const kv_tap_lane *lane);
+/* Shows every lane of every sparse step, in order; it must not call the store.  NULL: no more. */
+void kv_set_tap(kv_store *s, kv_tap_fn fn, void *ctx);
+
 /* Recounts everything; asserts on the first invariant that does not hold. */
 void kv_check(const kv_store *s);
 

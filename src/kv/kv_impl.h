@@ -91,6 +91,8 @@ struct kv_store {
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
     struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */
 
+    kv_tap_fn tap; /* or NULL */
+    void     *tap_ctx;
     kv_counts counts;
     uint64_t *lane_select, *lane_hit; /* [n_layer][n_kv_head] */
 };

@@ -239,6 +239,27 @@ static void count_lane(kv_store *s, const kv_query *q, uint32_t i, uint32_t head
     s->lane_hit[in_layer] += r->n_hit;
 }
 
+static void show_lanes(const kv_store *s, const kv_query *q)
+{
+    for (uint32_t at = 0; at < q->n_row * s->params.n_kv_head; at++) {
+        const uint32_t        i = at / s->params.n_kv_head, h = at % s->params.n_kv_head;
+        const kv_seq         *seq = &s->seq[q->seq[i]];
+        const kvd_select_seq *c   = &s->step.select[i];
+
+        s->tap(s->tap_ctx, &(kv_tap_lane){ .seq         = q->seq[i],
+                                           .layer       = q->layer,
+                                           .kv_head     = h,
+                                           .step        = seq->step,
+                                           .first_chunk = c->first_chunk,
+                                           .n_chunk     = c->n_chunk,
+                                           .budget      = seq->budget,
+                                           .n_sel       = s->step.chosen[at].n_sel,
+                                           .sel         = c->sel + (uint64_t)h * s->slots_max,
+                                           .score       = c->score + (uint64_t)h * s->n_chunk_max,
+                                           .ema         = c->ema + (uint64_t)h * s->n_chunk_max });
+    }
+}
+
 kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     const uint64_t t0 = kvd_now_ns();
@@ -251,6 +272,10 @@ kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
     KVD_TRY(kv_tier_wait(s, q->layer, err)); /* the last step's late records */
     KVD_TRY(attend_kept(s, st, q, err));
     KVD_TRY(score_chunks(s, st, q, err));
+    if (s->tap) {
+        KVD_TRY(s->be->ops->stream_sync(st, err));
+        show_lanes(s, q);
+    }
     KVD_TRY(change_windows(s, st, q, err));
     for (uint32_t i = 0; i < q->n_row; i++) {
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
@@ -404,6 +429,12 @@ kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
 }
 
 /* ---- looking in ---------------------------------------------------------------------- */
+
+void kv_set_tap(kv_store *s, kv_tap_fn fn, void *ctx)
+{
+    s->tap     = fn;
+    s->tap_ctx = ctx;
+}
 
 static void check_lane(const kv_store *s, const kv_seq *q, uint64_t lane)
 {

@@ -1,0 +1,134 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# kvdrive profile on a tiny model whose tokens are bytes: counts that must hold of any trace, the
+# plan file, the picture, messages.  KVDRIVE is the program; runs in the source root.
+set -u
+kvd=${KVDRIVE:?}
+export XDG_CONFIG_HOME=/nonexistent
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+failed=0
+n=0
+# 128 positions of context, stretched: the text is nonsense either way
+model=(-m tests/data/tiny/qwen3.gguf --rope-scaling linear --rope-scale 100 -t 2)
+text=examples/long-text.txt
+long=(--length 2400 --steps 30 --budget 96)
+
+fail() {
+    echo "FAILED: $*"
+    failed=$((failed + 1))
+}
+
+# expect NAME CODE PATTERN ARGUMENT...: exit code and an extended regular expression in the output
+expect() {
+    local name=$1 code=$2 pattern=$3 out got
+    shift 3
+    n=$((n + 1))
+    out=$(timeout 120 "$kvd" "$@" 2>&1 </dev/null)
+    got=$?
+    if [ "$got" != "$code" ] || ! grep -qE -- "$pattern" <<<"$out"; then
+        fail "$name: exit $got (expected $code), output (expected /$pattern/):"
+        head -c 1000 <<<"$out"
+    fi
+}
+
+# Two texts: everything counted, and the same counts again.
+tail -c +6000 "$text" >"$tmp/other.txt"
+for i in 1 2; do
+    n=$((n + 1))
+    PATH=/nonexistent:$PATH "$kvd" profile "${model[@]}" "${long[@]}" --cap 4 -o "$tmp/plan$i" \
+        --counts "$tmp/counts$i" --json "$text" "$tmp/other.txt" >"$tmp/json$i" || fail "profile"
+done
+cmp -s "$tmp/plan1" "$tmp/plan2" || fail "two runs, two plans"
+cmp -s "$tmp/counts1" "$tmp/counts2" || fail "two runs, two tables"
+python3 - "$tmp" <<'PY' || fail "counts"
+import collections, csv, json, sys
+tmp = sys.argv[1]
+rows = list(csv.DictReader(line for line in open(tmp + "/counts1") if line[0] != "#"))
+out = json.load(open(tmp + "/json1"))
+plan = json.load(open(tmp + "/plan1"))
+lanes = collections.defaultdict(dict)
+for r in rows:
+    lanes[r["layer"], r["kv_head"]][r["what"], r["policy"], float(r["size"])] = r
+geometry = plan["geometry"]
+assert len(lanes) == geometry["n_layer"] * geometry["n_kv_head"], len(lanes)
+assert out["texts"] == 2 and out["steps"] == 2 * 29 == plan["n_step"], out
+budget = out["budget_tokens"] // 4
+assert budget == 24, budget
+policies = ["ema", "lookahead", "lru", "lfu", "random"]
+caps = [1, 1.5, 2, 3, 4, 6, 8]
+total = collections.Counter()
+for lane in lanes.values():
+    selected = int(lane["window", "ema", 1]["selected"])
+    assert selected == 58 * budget, selected
+    for cap in caps:
+        best = int(lane["window", "optimum", cap]["hit"])
+        total["optimum", cap] += best
+        for p in policies:
+            hit = int(lane["window", p, cap]["hit"])
+            total[p, cap] += hit
+            # a window of one budget is the last selection, whatever the policy
+            assert hit <= best <= selected, (p, cap, hit, best)
+            assert cap > 1 or hit == int(lane["union", "", 1]["hit"]) == best
+        assert int(lane["window", "ema", cap]["hit"]) > 0
+    # LRU with room for it holds the last two selections
+    assert int(lane["union", "", 2]["hit"]) <= int(lane["window", "lru", 2]["hit"])
+    # ranks of the step before: the first `budget` were its selection
+    assert int(lane["top", "", 1]["hit"]) == int(lane["union", "", 1]["hit"])
+    for what, sizes in ("union", [1, 2, 4, 8, 16, 32]), ("top", [.25, .5, 1, 2, 4, 8]):
+        hits = [int(lane[what, "", s]["hit"]) for s in sizes]
+        assert hits == sorted(hits) and hits[-1] <= selected, hits
+    assert float(lane["union", "", 1]["chunks"]) == budget
+selected = out["selected"]
+for (p, cap), hit in total.items():
+    assert abs(out["hit_percent"][p][f"{cap:g}"] - 100 * hit / selected) < 1e-3, (p, cap)
+    assert cap == 1 or hit > total[p, 1]
+# some policy differs from another somewhere, and the optimum from all
+assert len({total[p, 2] for p in policies}) > 1
+assert all(total[p, 2] < total["optimum", 2] for p in policies)
+
+# the plan: tables of the counts, caps within the memory, not worse than one cap for all
+record = plan["cost"][0][0][0] // budget
+chosen = cost = 0
+for l in range(geometry["n_layer"]):
+    for h in range(geometry["n_kv_head"]):
+        k = plan["profiled_caps"].index(plan["caps"][l][h])
+        for i, cap in enumerate(plan["profiled_caps"]):
+            hit = int(lanes[str(l), str(h)]["window", "ema", cap]["hit"])
+            assert plan["benefit"][l][h][i] == hit * record
+            assert plan["cost"][l][h][i] == cap * budget * record
+        chosen += plan["benefit"][l][h][k]
+        cost += plan["cost"][l][h][k]
+assert cost <= plan["capacity_bytes"] == 4 * budget * record * len(lanes)
+assert chosen // record >= total["ema", 4], (chosen // record, total["ema", 4])
+PY
+
+# The picture's program is written whether gnuplot is there or not.
+mkdir "$tmp/empty"
+n=$((n + 1))
+abs=$(realpath "$(command -v "$kvd")")
+PATH=$tmp/empty "$abs" profile "${model[@]}" "${long[@]}" --heatmap "$tmp/it's.svg" "$text" \
+    >/dev/null 2>"$tmp/err" || fail "picture without gnuplot"
+grep -q "no gnuplot here" "$tmp/err" || fail "picture without gnuplot says nothing"
+grep -q "it''s.svg'" "$tmp/it's.svg.gp" || fail "the picture's program"
+if command -v gnuplot >/dev/null; then
+    expect "picture" 0 'planned caps' \
+        profile "${model[@]}" "${long[@]}" --heatmap "$tmp/m.svg" "$text"
+    grep -q "<svg" "$tmp/m.svg" || fail "no picture"
+fi
+
+expect "no text" 2 'no text: kvdrive profile' profile "${model[@]}"
+expect "short text" 2 'has [0-9]+ tokens, a prompt and its 128 steps take 60000' \
+    profile "${model[@]}" --length 60000 --rope-scale 1000 "$text"
+expect "no prompt" 2 'has to leave a prompt' profile "${model[@]}" --length 300 --steps 300 "$text"
+expect "never sealed" 2 'no sparse steps' profile "${model[@]}" --length 300 --steps 8 "$text"
+expect "no average" 2 'keeps no average' \
+    profile "${model[@]}" "${long[@]}" --evict lookahead "$text"
+expect "too little" 4 'exceed|at least|capacity' \
+    profile "${model[@]}" "${long[@]}" --kv-window 1K -o "$tmp/none" "$text"
+[ ! -e "$tmp/none" ] || fail "a plan that does not fit was written"
+expect "no such directory" 1 'none/plan' \
+    profile "${model[@]}" "${long[@]}" -o "$tmp/none/plan" "$text"
+
+echo "$n checks, $failed failed"
+[ "$failed" -eq 0 ]
