@@ -30,10 +30,10 @@ function(kvd_set_isa_flags)
       set(flags ${amx})
     elseif(src MATCHES "_ref\\.c$|/dtype[a-z_]*\\.c$")
       set(flags -ffp-contract=off)
-    elseif(NOT src MATCHES "/cpu_index_[a-z0-9_]*\\.c$")
+    elseif(NOT src MATCHES "/cpu_(index|record)_[a-z0-9_]*\\.c$")
       continue()
     endif()
-    if(src MATCHES "/cpu_index_[a-z0-9_]*\\.c$") # results that all levels share bit for bit
+    if(src MATCHES "/cpu_(index|record)_[a-z0-9_]*\\.c$") # results that all levels share bit for bit
       list(APPEND flags -ffp-contract=off)
     endif()
     set_source_files_properties(${src} PROPERTIES COMPILE_OPTIONS "${flags}")

@@ -370,6 +370,64 @@ typedef struct kvd_window_args {
     bool                     strict;
 } kvd_window_args;
 
+/* How records lie below the device.  INTn: asymmetric codes, K with a scale and a minimum in
+ * binary16 per channel over KVD_RECORD_GROUP tokens, V per token; these parameters lie apart, one
+ * run for each lane of a block.  Measured on Qwen2.5 0.5B, 2,304 tokens, error of attention's
+ * output: INT8 .0056, .0047 with K per 32 tokens and V per 32 dimensions (twice the parameters),
+ * .0113 with one V scale a record; INT4 .098. */
+typedef enum kvd_record_type { KVD_RECORD_RAW, KVD_RECORD_INT8, KVD_RECORD_INT4 } kvd_record_type;
+#define KVD_RECORD_GROUP 64u
+
+typedef struct kvd_record_format {
+    kvd_record_type type;
+    kvd_dtype       raw; /* F32 or BF16 */
+    uint32_t        chunk_tokens, block_tokens, head_dim;
+} kvd_record_format;
+
+static inline uint64_t kvd_record_raw_bytes(const kvd_record_format *f)
+{
+    return 2ull * f->chunk_tokens * f->head_dim * (f->raw == KVD_DTYPE_F32 ? 4 : 2);
+}
+static inline uint64_t kvd_record_bytes(const kvd_record_format *f)
+{
+    const uint64_t n = 2ull * f->chunk_tokens * f->head_dim;
+
+    return f->type == KVD_RECORD_RAW    ? kvd_record_raw_bytes(f)
+           : f->type == KVD_RECORD_INT8 ? n
+                                        : n / 2;
+}
+/* Of one lane of a block, a multiple of 64: [group][head_dim] scales then minima of K, then
+ * [block_tokens] scales then minima of V. */
+static inline uint64_t kvd_record_param_bytes(const kvd_record_format *f)
+{
+    if (f->type == KVD_RECORD_RAW)
+        return 0;
+    return kvd_align_up(4ull * (f->block_tokens / KVD_RECORD_GROUP * f->head_dim + f->block_tokens),
+                        64);
+}
+
+/* Packs n lanes of a block: raw records in, one behind the other; packed ones and parameters out.
+ * The same bits on every backend. */
+typedef struct kvd_record_pack_args {
+    kvd_record_format format; /* not RAW */
+    uint64_t          n;
+    const void       *src;
+    void             *param, *dst;
+    const uint64_t   *src_off, *param_off, *dst_off;
+} kvd_record_pack_args;
+
+/* Unpacks n records; chunk: its number in the block, param_off: its lane's parameters.  src and dst
+ * may be the same record where dst + raw bytes <= src + packed bytes or the packed record begins at
+ * dst. */
+typedef struct kvd_record_unpack_args {
+    kvd_record_format format; /* not RAW */
+    uint64_t          n;
+    const void       *src, *param;
+    void             *dst;
+    const uint64_t   *src_off, *param_off, *dst_off;
+    const uint32_t   *chunk;
+} kvd_record_unpack_args;
+
 /* Copies n records of `bytes` (a multiple of 16) each: dst + dst_off[i] = src + src_off[i].
  * Destinations do not overlap. */
 typedef struct kvd_record_copy_args {
@@ -432,6 +490,8 @@ typedef struct kvd_backend_ops {
     kvd_status (*attn_span)(kvd_stream *, const kvd_attn_span_args *, kvd_err *);
     kvd_status (*window)(kvd_stream *, const kvd_window_args *, kvd_err *);
     kvd_status (*record_copy)(kvd_stream *, const kvd_record_copy_args *, kvd_err *);
+    kvd_status (*record_pack)(kvd_stream *, const kvd_record_pack_args *, kvd_err *);
+    kvd_status (*record_unpack)(kvd_stream *, const kvd_record_unpack_args *, kvd_err *);
 } kvd_backend_ops;
 
 /* Every backend object begins with this. */

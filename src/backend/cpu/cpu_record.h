@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cpu_record.h - kernels that pack and unpack records, one table per level; see kvd_record_format.
+ * All levels give the same bits: no contraction, and the same operations in the same order. */
+#ifndef KVD_CPU_RECORD_H
+#define KVD_CPU_RECORD_H
+
+#include "backend/backend.h"
+
+typedef struct cpu_record_kernels {
+    /* One lane of a block. */
+    void (*pack)(const kvd_record_format *f, const uint8_t *src, uint8_t *param, uint8_t *dst);
+    /* One record: chunk number `chunk` of its block. */
+    void (*unpack)(const kvd_record_format *f, uint32_t chunk, const uint8_t *src,
+                   const uint8_t *param, uint8_t *dst);
+} cpu_record_kernels;
+
+extern const cpu_record_kernels cpu_record_portable, cpu_record_avx2;
+
+#endif
