@@ -234,6 +234,7 @@ static kvd_status sanity_score(bench *b, kvd_err *err)
     p.n_logits  = (uint32_t)t.n;
     p.kv_device = p.kv_host = 0;
     p.attention             = NULL;
+    p.trace_path            = NULL;
     if (st == KVD_OK)
         st = kvd_session_open(&s, b->m, &p, err);
     memset(want, 1, sizeof(want));

@@ -149,6 +149,7 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
     p->n_sink       = p->n_sink ? p->n_sink : UINT32_MAX;
     p->n_local      = (uint32_t)kvd_opts_int(o, "local");
     p->attention    = a;
+    p->trace_path   = kvd_opts_text(o, "trace");
     if (o->command != CMD_BENCH) {
         p->cache_dir      = kvd_opts_text(o, "cache-dir");
         p->cache_bytes    = kvd_opts_size(o, "kv-disk");

@@ -138,6 +138,9 @@ const kvd_opt cli_options[] = {
       "one JSON object on standard output" },
     { "stats", "", KVD_OPT_FLAG, "", "false", NOLIM, GEN | CMD_PERPLEXITY,
       "rates and memory by kind, at the end" },
+    { "trace", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, GEN | CMD_BENCH | CMD_EVAL,
+      "write what happened when, as Chrome trace events (Perfetto opens them); bench: of its last "
+      "case" },
     { "verbose", "-v", KVD_OPT_FLAG, "", "false", NOLIM, ALL, "what the library says as it goes" },
 
     /* bench */

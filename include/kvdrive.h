@@ -284,6 +284,9 @@ typedef struct kvd_session_params {
     uint64_t    cache_bytes;    /* it may hold, the least recently used go; 0: no limit */
     uint64_t    cache_min_free; /* bytes that stay free on its filesystem */
     kvd_resume  resume;
+
+    const char *trace_path; /* NULL: none.  When the session is closed, what it did when is written
+                               here: Chrome trace events (JSON), the last 262,144 of them */
 } kvd_session_params;
 #define KVD_SESSION_PARAMS_INIT                   \
     {                                             \

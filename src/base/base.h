@@ -13,5 +13,6 @@
 #include "base/misc.h"
 #include "base/options.h"
 #include "base/status.h"
+#include "base/trace.h"
 
 #endif

@@ -106,6 +106,9 @@ struct kvd_session {
     uint32_t    n_logits; /* valid rows in buf.logits */
     atomic_bool cancel;
     kvd_stats   stats;
+
+    kvd_trace *trace; /* NULL: none; written to trace_path at the end */
+    char      *trace_path;
 };
 
 kvd_status engine_session_plan(const kvd_model *m, const kvd_session_params *p, kvd_plan *out,
@@ -123,6 +126,10 @@ kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t ou
 kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err);
 kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err);
 
+/* engine_trace.c: path NULL opens none. */
+kvd_status engine_trace_open(kvd_session *s, const char *path, kvd_err *err);
+void       engine_trace_close(kvd_session *s);
+
 /* engine_pipeline.c: the batch laid out in s->part and s->buf.token goes through all layers; KV has
  * been reserved.  Fills buf.logits for the n_out wanted rows.  Commits nothing. */
 kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err);
@@ -130,8 +137,9 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err);
 model_run  engine_run_of(kvd_session *s, uint32_t n_token);
 kvd_status engine_append(const model_run *r, const kvd_kv_layout *layout, const kvd_kv_seq *part,
                          uint32_t n_part, kvd_err *err);
-kvd_status engine_attn(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
-                       const kvd_kv_seq *part, uint32_t n_part, kvd_err *err);
+kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
+                       const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
+                       kvd_err *err);
 
 /* engine_prompt.c: n_token tokens appended to a sequence whose KV is current, one layer after the
  * other, each in batches of n_batch; for stores that are not resident.  Fills logits of the last

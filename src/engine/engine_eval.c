@@ -158,14 +158,16 @@ static void undo_parts(kvd_session *s)
         kv_seq_restart(s->kv, s->sparse_seq[i]);
 }
 
-static void count_time(kvd_session *s, uint32_t n_token, uint64_t ns)
+static void count_time(kvd_session *s, uint32_t n_token, uint64_t t0, uint64_t t1)
 {
     bool decode = true;
 
     for (uint32_t i = 0; i < s->n_part; i++)
         decode = decode && s->part[i].n_row == 1;
     *(decode ? &s->stats.n_decode : &s->stats.n_prefill) += n_token;
-    *(decode ? &s->stats.decode_ns : &s->stats.prefill_ns) += ns;
+    *(decode ? &s->stats.decode_ns : &s->stats.prefill_ns) += t1 - t0;
+    kvd_trace_add(s->trace, decode ? KVD_TRACE_STEP : KVD_TRACE_PREFILL, t0, t1, KVD_TRACE_NOWHERE,
+                  n_token);
 }
 
 /* Runs a checked batch whose sequences are current. */
@@ -187,7 +189,7 @@ static kvd_status run_work(kvd_session *s, const work *w, kvd_err *err)
         return st;
     }
     s->n_logits = s->n_out;
-    count_time(s, w->n_token, kvd_now_ns() - t0);
+    count_time(s, w->n_token, t0, kvd_now_ns());
     return KVD_OK;
 }
 
@@ -328,6 +330,7 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
     const uint32_t n_vocab = model_get_hparams(s->model->net)->n_vocab;
     engine_seq    *q       = &s->seq[seq];
     kvd_status     st      = KVD_OK;
+    uint64_t       t1;
 
     for (uint32_t i = 0; i < n_token; i++) {
         if (token[i] < 0 || (uint32_t)token[i] >= n_vocab)
@@ -350,7 +353,9 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
     s->n_logits = 1;
     engine_attention_admit(s, seq);
     s->stats.n_prefill += n_token;
-    s->stats.prefill_ns += kvd_now_ns() - t0;
+    t1 = kvd_now_ns();
+    s->stats.prefill_ns += t1 - t0;
+    kvd_trace_add(s->trace, KVD_TRACE_PREFILL, t0, t1, KVD_TRACE_NOWHERE, n_token);
     return KVD_OK;
 }
 
@@ -359,14 +364,18 @@ static kvd_status restore(kvd_session *s, uint32_t seq, const int32_t *token, ui
                           kvd_err *err)
 {
     engine_seq *q = &s->seq[seq];
+    uint64_t    t0;
 
     if (!s->cached || q->n_token > 0)
         return KVD_OK;
     KVD_TRY(make_current(s, seq, n_token, err));
+    t0 = kvd_trace_now(s->trace);
     memcpy(q->token, token, n_token * sizeof(*token));
     q->n_token = kv_seq_restore(s->kv, s->model->stream, seq, n_token - 1,
                                 s->params.resume == KVD_RESUME_SPARSE ? 0 : n_token);
     s->stats.n_cached += q->n_token;
+    kvd_trace_add(s->trace, KVD_TRACE_RESTORE, t0, kvd_trace_now(s->trace), KVD_TRACE_NOWHERE,
+                  q->n_token);
     return KVD_OK;
 }
 

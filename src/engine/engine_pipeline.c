@@ -60,9 +60,11 @@ kvd_status engine_append(const model_run *r, const kvd_kv_layout *layout, const 
     return r->ops->kv_append(r->stream, &a, err);
 }
 
-kvd_status engine_attn(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
-                       const kvd_kv_seq *part, uint32_t n_part, kvd_err *err)
+kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
+                       const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
+                       kvd_err *err)
 {
+    const uint64_t       t0     = kvd_trace_now(s->trace);
     const model_hparams *hp     = model_get_hparams(s->model->net);
     const uint64_t       stride = (uint64_t)hp->n_head * hp->head_dim;
     const kvd_attn_args  a      = {
@@ -77,7 +79,9 @@ kvd_status engine_attn(const kvd_session *s, const model_run *r, const kvd_kv_la
               .scale      = hp->attn_scale,
     };
 
-    return r->ops->attn(r->stream, &a, err);
+    KVD_TRY(r->ops->attn(r->stream, &a, err));
+    kvd_trace_add(s->trace, KVD_TRACE_ATTENTION, t0, kvd_trace_now(s->trace), layer, n_part);
+    return KVD_OK;
 }
 
 /* Attention to all tokens.  Where not everything is resident a sequence's layer is brought up
@@ -92,14 +96,14 @@ static kvd_status attend_dense(kvd_session *s, uint32_t layer, const model_run *
     if (n_part == 0)
         return KVD_OK;
     if (kv_resident(s->kv))
-        return engine_attn(s, r, &layout, part, n_part, err);
+        return engine_attn(s, r, layer, &layout, part, n_part, err);
     for (uint32_t i = 0; i < n_part; i++) {
         kvd_kv_seq p = part[i];
 
         if (i == 0 || seq[i] != seq[i - 1])
             KVD_TRY(kv_dense_view(s->kv, r->stream, layer, seq[i], &layout, &block, err));
         p.block = block;
-        KVD_TRY(engine_attn(s, r, &layout, &p, 1, err));
+        KVD_TRY(engine_attn(s, r, layer, &layout, &p, 1, err));
     }
     return KVD_OK;
 }
@@ -223,25 +227,45 @@ static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, kvd
     return attend_dense(s, layer, r, s->part, s->part_seq, s->n_part, err);
 }
 
+static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run *r, kvd_err *err)
+{
+    const model        *net     = s->model->net;
+    const kvd_kv_layout layout  = kv_layout(s->kv, layer);
+    const uint32_t      n_token = r->n_token;
+    const uint64_t      t0      = kvd_trace_now(s->trace);
+    uint64_t            t1;
+
+    KVD_TRY(model_qkv(net, layer, r, err));
+    KVD_TRY(engine_append(r, &layout, s->part, s->n_part, err));
+    kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
+    KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));
+    t1 = kvd_trace_now(s->trace);
+    if (r->n_token > 0)
+        KVD_TRY(model_ffn(net, layer, r, err));
+    kvd_trace_add(s->trace, KVD_TRACE_FFN, t1, kvd_trace_now(s->trace), layer, r->n_token);
+    kvd_trace_add(s->trace, KVD_TRACE_LAYER, t0, kvd_trace_now(s->trace), layer, n_token);
+    return KVD_OK;
+}
+
 static kvd_status run_layers(kvd_session *s, model_run *r, kvd_err *err)
 {
-    const model   *net     = s->model->net;
-    const uint32_t n_layer = model_get_hparams(net)->n_layer;
+    const uint32_t n_layer = model_get_hparams(s->model->net)->n_layer;
 
     for (uint32_t il = 0; il < n_layer; il++) {
-        const kvd_kv_layout layout = kv_layout(s->kv, il);
-
         if (atomic_exchange_explicit(&s->cancel, false, memory_order_relaxed))
             return kvd_fail(err, KVD_E_CANCELED, 0, "evaluation canceled at layer %u", il);
-        KVD_TRY(model_qkv(net, il, r, err));
-        KVD_TRY(engine_append(r, &layout, s->part, s->n_part, err));
-        if (il + 1 < n_layer)
-            KVD_TRY(attend(s, il, r, err));
-        else
-            KVD_TRY(attend_last(s, il, r, err));
-        if (r->n_token > 0)
-            KVD_TRY(model_ffn(net, il, r, err));
+        KVD_TRY(run_layer(s, il, il + 1 == n_layer, r, err));
     }
+    return KVD_OK;
+}
+
+static kvd_status run_logits(kvd_session *s, const model_run *r, kvd_err *err)
+{
+    const uint64_t t0 = kvd_trace_now(s->trace);
+
+    KVD_TRY(model_logits(s->model->net, r, s->buf.logits, err));
+    kvd_trace_add(s->trace, KVD_TRACE_LOGITS, t0, kvd_trace_now(s->trace), KVD_TRACE_NOWHERE,
+                  s->n_out);
     return KVD_OK;
 }
 
@@ -256,7 +280,7 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
     if (st == KVD_OK)
         st = run_layers(s, &r, err);
     if (st == KVD_OK && s->n_out > 0)
-        st = model_logits(s->model->net, &r, s->buf.logits, err);
+        st = run_logits(s, &r, err);
     if (st == KVD_OK)
         st = r.ops->stream_sync(r.stream, err);
     kvd_alloc_guard(was);

@@ -53,6 +53,15 @@ static kvd_status embed(const prompt *p, kvd_err *err)
     return KVD_OK;
 }
 
+static kvd_status ffn(const prompt *p, uint32_t layer, model_run *r, kvd_err *err)
+{
+    const uint64_t t0 = kvd_trace_now(p->s->trace);
+
+    KVD_TRY(model_ffn(p->s->model->net, layer, r, err));
+    kvd_trace_add(p->s->trace, KVD_TRACE_FFN, t0, kvd_trace_now(p->s->trace), layer, r->n_token);
+    return KVD_OK;
+}
+
 /* In the last layer only the last token's row goes on. */
 static kvd_status finish_last(const prompt *p, uint32_t layer, model_run *r, uint32_t n,
                               kvd_err *err)
@@ -64,8 +73,8 @@ static kvd_status finish_last(const prompt *p, uint32_t layer, model_run *r, uin
     memmove(r->q, r->q + (n - 1) * nq, nq * sizeof(float));
     r->x += (size_t)(n - 1) * hp->n_embd;
     r->n_token = 1;
-    KVD_TRY(engine_attn(p->s, r, &p->layout, &last, 1, err));
-    KVD_TRY(model_ffn(p->s->model->net, layer, r, err));
+    KVD_TRY(engine_attn(p->s, r, layer, &p->layout, &last, 1, err));
+    KVD_TRY(ffn(p, layer, r, err));
     return model_logits(p->s->model->net, r, p->s->buf.logits, err);
 }
 
@@ -76,13 +85,25 @@ static kvd_status run_batch(const prompt *p, uint32_t layer, uint32_t first, kvd
     const bool       last = layer + 1 == model_get_hparams(net)->n_layer;
     const kvd_kv_seq part = { .n_row = n, .n_past = p->n_past + first, .block = p->block };
     model_run        r    = rows_of(p, first, n);
+    const uint64_t   t0   = kvd_trace_now(p->s->trace);
 
     KVD_TRY(model_qkv(net, layer, &r, err));
     KVD_TRY(engine_append(&r, &p->layout, &part, 1, err));
+    kvd_trace_add(p->s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(p->s->trace), layer, n);
     if (last)
         return first + n < p->n_token ? KVD_OK : finish_last(p, layer, &r, n, err);
-    KVD_TRY(engine_attn(p->s, &r, &p->layout, &part, 1, err));
-    return model_ffn(net, layer, &r, err);
+    KVD_TRY(engine_attn(p->s, &r, layer, &p->layout, &part, 1, err));
+    return ffn(p, layer, &r, err);
+}
+
+static kvd_status trace_batch(const prompt *p, uint32_t layer, uint32_t first, kvd_err *err)
+{
+    const uint64_t t0 = kvd_trace_now(p->s->trace);
+
+    KVD_TRY(run_batch(p, layer, first, err));
+    kvd_trace_add(p->s->trace, KVD_TRACE_BATCH, t0, kvd_trace_now(p->s->trace), layer,
+                  batch_rows(p, first));
+    return KVD_OK;
 }
 
 /* Tells how far the prompt is, in tokens through all layers. */
@@ -105,12 +126,15 @@ static kvd_status run_layers(prompt *p, kvd_err *err)
     kvd_session *s = p->s;
 
     for (uint32_t il = 0; il < model_get_hparams(s->model->net)->n_layer; il++) {
+        const uint64_t t0 = kvd_trace_now(s->trace);
+
         KVD_TRY(kv_prompt_open(s->kv, s->model->stream, il, &p->layout, &p->block, err));
         for (uint32_t first = 0; first < p->n_token; first += batch_rows(p, first)) {
             KVD_TRY(report(p, il, first, err));
-            KVD_TRY(run_batch(p, il, first, err));
+            KVD_TRY(trace_batch(p, il, first, err));
         }
         KVD_TRY(kv_prompt_close(s->kv, s->model->stream, il, err));
+        kvd_trace_add(s->trace, KVD_TRACE_LAYER, t0, kvd_trace_now(s->trace), il, p->n_token);
     }
     return s->model->be->ops->stream_sync(s->model->stream, err);
 }

@@ -187,8 +187,9 @@ static uint64_t session_host_bytes(const kvd_session_params *p)
 {
     const uint64_t per_row = 2 * sizeof(kvd_kv_seq) + 3 * sizeof(uint32_t);
     const uint64_t per_seq = sizeof(engine_seq) + 16 + 4 * (uint64_t)p->n_ctx;
+    const uint64_t trace   = p->trace_path ? kvd_trace_bytes() : 0;
 
-    return sizeof(kvd_session) + per_row * p->n_batch + per_seq * p->n_seq;
+    return sizeof(kvd_session) + per_row * p->n_batch + per_seq * p->n_seq + trace;
 }
 
 static void plan_tiers(const kv_sizes *kv, const session_shape *sh, kvd_plan *out)
@@ -313,6 +314,9 @@ kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_sessio
     lim              = limits_of(m, &sh);
     st               = alloc_tables(s, err);
     if (st == KVD_OK)
+        st = engine_trace_open(s, p->trace_path, err);
+    sh.kv.trace = s->trace;
+    if (st == KVD_OK)
         st = m->be->ops->reserve(m->be, &lim, err);
     if (st == KVD_OK && p->cache_dir)
         st = engine_fingerprint(m, &sh.kv, sh.kv.fingerprint, err);
@@ -347,6 +351,7 @@ void engine_session_close(kvd_session *s)
         kv_seq_store_tail(s->kv, i);
     s->model->be->ops->mem_free(s->model->be, &s->buf.mem);
     kv_store_close(s->kv);
+    engine_trace_close(s);
     kvd_free(s->part);
     kvd_free(s->out_part);
     kvd_free(s->part_seq);

@@ -50,7 +50,9 @@ typedef struct kv_params {
     uint8_t     fingerprint[32]; /* of everything that K and V and the index depend on */
     uint64_t    cache_bytes;     /* it may hold; 0: no limit */
     uint64_t    cache_min_free;  /* that stay free on its filesystem */
-    bool        lazy; /* restore an index without its records: never resident, host tier a cache */
+
+    kvd_trace *trace; /* NULL: none.  Outlives the store */
+    bool       lazy;  /* restore an index without its records: never resident, host tier a cache */
 } kv_params;
 
 typedef enum kv_buffer {                /* what a store allocates */

@@ -368,6 +368,7 @@ void kv_seq_store_tail(kv_store *s, uint32_t seq)
     kv_cache      *c     = s->cache;
     const kv_seq  *q     = &s->seq[seq];
     const uint32_t first = q->n_sealed, n = q->len - q->n_sealed;
+    const uint64_t t0  = kvd_trace_now(s->params.trace);
     kv_disk_put    put = KV_DISK_NONE;
     kvd_err        err = { 0 };
     kvd_status     st;
@@ -393,6 +394,8 @@ void kv_seq_store_tail(kv_store *s, uint32_t seq)
     }
     if (st == KVD_OK && put)
         st = kv_disk_put_commit(c->disk, put, &err);
+    kvd_trace_add(s->params.trace, KVD_TRACE_TAIL, t0, kvd_trace_now(s->params.trace),
+                  KVD_TRACE_NOWHERE, n);
     if (st == KVD_OK)
         return;
     tell(c, &err);

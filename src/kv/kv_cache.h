@@ -83,6 +83,7 @@ typedef struct kv_arrival { /* a record on its way from disk to a slot */
 typedef struct kv_flight { /* of one layer's step */
     kv_disk_ticket ticket;
     bool           started;
+    uint64_t       start_ns;
     uint32_t       n; /* arrivals listed */
 } kv_flight;
 

@@ -71,14 +71,17 @@ static kvd_status copy_raw(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t
 kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_layout *layout,
                           const uint64_t **block, kvd_err *err)
 {
-    const kv_prompt *p = &s->prompt;
-    const kv_seq    *q = &s->seq[p->seq];
+    const kv_prompt *p  = &s->prompt;
+    const kv_seq    *q  = &s->seq[p->seq];
+    const uint64_t   t0 = kvd_trace_now(s->params.trace);
 
     KVD_TRY(kv_fill_stage(s, st, layer, p->seq, err));
     for (uint32_t b = p->first; b < blocks_for(q->len); b++)
         KVD_TRY(copy_raw(s, st, layer, b, true, err));
     for (uint32_t b = 0; b < q->n_block; b++)
         s->stage_block[b] = kv_stage_block(s, b);
+    kvd_trace_add(s->params.trace, KVD_TRACE_STAGE, t0, kvd_trace_now(s->params.trace), layer,
+                  q->n_block);
     *layout          = kv_layout(s, layer);
     layout->lane_off = 0;
     *block           = s->stage_block;
@@ -87,9 +90,10 @@ kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_la
 
 kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err)
 {
-    const kv_prompt *p = &s->prompt;
-    const kv_seq    *q = &s->seq[p->seq];
-    kvd_kv_layout    l = kv_layout(s, layer);
+    const kv_prompt *p  = &s->prompt;
+    const kv_seq    *q  = &s->seq[p->seq];
+    const uint64_t   t0 = kvd_trace_now(s->params.trace);
+    kvd_kv_layout    l  = kv_layout(s, layer);
 
     l.lane_off = 0;
     if (s->params.sparse && p->end > p->first)
@@ -102,6 +106,8 @@ kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err 
         KVD_TRY(kv_keep_sinks(s, st, p->seq, layer, kv_stage_block(s, 0), err));
     for (uint32_t b = p->end; b < q->n_block; b++)
         KVD_TRY(copy_raw(s, st, layer, b, false, err));
+    kvd_trace_add(s->params.trace, KVD_TRACE_SEAL, t0, kvd_trace_now(s->params.trace), layer,
+                  p->end - p->first);
     return KVD_OK;
 }
 

@@ -169,6 +169,7 @@ static kvd_status seal_blocks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_
 kvd_status kv_seq_seal(kv_store *s, kvd_stream *st, uint32_t seq, bool grown, kvd_err *err)
 {
     const uint64_t t0 = kvd_now_ns();
+    uint64_t       t1;
     kv_seq        *q;
     uint32_t       due;
 
@@ -180,7 +181,9 @@ kvd_status kv_seq_seal(kv_store *s, kvd_stream *st, uint32_t seq, bool grown, kv
     due = (due - q->n_sealed) / KV_BLOCK_TOKENS;
     KVD_TRY(seal_blocks(s, st, seq, due, err));
     s->counts.n_grown += grown ? due : 0;
-    s->counts.seal_ns += kvd_now_ns() - t0;
+    t1 = kvd_now_ns();
+    s->counts.seal_ns += t1 - t0;
+    kvd_trace_add(s->params.trace, KVD_TRACE_SEAL, t0, t1, KVD_TRACE_NOWHERE, due);
     return KVD_OK;
 }
 
@@ -239,12 +242,16 @@ kvd_status kv_dense_view(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t s
                          kvd_kv_layout *layout, const uint64_t **block, kvd_err *err)
 {
     const kv_seq *q = &s->seq[seq];
+    uint64_t      t0;
 
     *layout = kv_layout(s, layer);
     *block  = q->block;
     if (s->sizes.resident || q->n_sealed == 0)
         return KVD_OK;
+    t0 = kvd_trace_now(s->params.trace);
     KVD_TRY(kv_fill_stage(s, st, layer, seq, err));
+    kvd_trace_add(s->params.trace, KVD_TRACE_STAGE, t0, kvd_trace_now(s->params.trace), layer,
+                  q->n_sealed / KV_BLOCK_TOKENS);
     for (uint32_t b = 0; b < q->n_block; b++)
         s->stage_block[b] =
             q->block[b] == KV_NO_BLOCK ? kv_stage_block(s, b) : kv_layer_of(s, q->block[b], layer);

@@ -263,6 +263,7 @@ static void show_lanes(const kv_store *s, const kv_query *q)
 kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     const uint64_t t0 = kvd_now_ns();
+    uint64_t       t1;
 
     for (uint32_t i = 0; i < q->n_row && q->layer == 0; i++) {
         if (refills(&s->seq[q->seq[i]]))
@@ -281,7 +282,9 @@ kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
             count_lane(s, q, i, h);
     }
-    s->counts.select_ns += kvd_now_ns() - t0;
+    t1 = kvd_now_ns();
+    s->counts.select_ns += t1 - t0;
+    kvd_trace_add(s->params.trace, KVD_TRACE_SELECT, t0, t1, q->layer, q->n_row);
     return KVD_OK;
 }
 
@@ -338,8 +341,10 @@ kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err
 {
     const uint64_t   t0 = kvd_now_ns();
     const kvd_status rc = fetch_part(s, st, q, true, err);
+    const uint64_t   t1 = kvd_now_ns();
 
-    s->counts.fetch_ns += kvd_now_ns() - t0;
+    s->counts.fetch_ns += t1 - t0;
+    kvd_trace_add(s->params.trace, KVD_TRACE_FETCH, t0, t1, q->layer, q->n_row);
     return rc;
 }
 
@@ -408,7 +413,7 @@ static void finish_rows(kv_store *s, const kv_query *q)
 kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     const uint64_t t0 = kvd_now_ns();
-    uint64_t       t1;
+    uint64_t       t1, t2;
 
     for (uint32_t i = 0; i < q->n_row; i++) {
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
@@ -423,7 +428,10 @@ kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
     t1 = kvd_now_ns();
     s->counts.attend_ns += t1 - t0;
     KVD_TRY(fetch_part(s, st, q, false, err));
-    s->counts.fetch_ns += kvd_now_ns() - t1;
+    t2 = kvd_now_ns();
+    s->counts.fetch_ns += t2 - t1;
+    kvd_trace_add(s->params.trace, KVD_TRACE_ATTEND, t0, t1, q->layer, q->n_row);
+    kvd_trace_add(s->params.trace, KVD_TRACE_FETCH_LATE, t1, t2, q->layer, q->n_row);
     finish_rows(s, q);
     return KVD_OK;
 }

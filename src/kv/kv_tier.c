@@ -233,11 +233,15 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
 {
     kv_disk_match m   = { 0 };
     kvd_err       why = { 0 };
+    uint64_t      t0;
     kvd_status    st;
 
     if (!s->tier)
         return KVD_OK;
+    t0 = kvd_trace_now(s->params.trace);
     (void)!kv_disk_flush(s->cache->disk, &why);
+    kvd_trace_add(s->params.trace, KVD_TRACE_IO_WAIT, t0, kvd_trace_now(s->params.trace),
+                  KVD_TRACE_NOWHERE, 0);
     st = kv_cache_find(s, seq, end * KV_BLOCK_TOKENS, &m, err);
     if (st == KVD_OK && m.n_token < (uint64_t)end * KV_BLOCK_TOKENS)
         st =
@@ -288,6 +292,22 @@ uint32_t kv_seq_lost(const kv_store *s, uint32_t seq)
     return b == UINT32_MAX ? UINT32_MAX : b * KV_BLOCK_TOKENS;
 }
 
+/* A wait that began at t0 is over. */
+static void waited(kv_store *s, uint64_t t0, uint32_t layer, uint32_t n)
+{
+    const uint64_t t1 = kvd_now_ns();
+
+    s->counts.disk_wait_ns += t1 - t0;
+    kvd_trace_add(s->params.trace, KVD_TRACE_IO_WAIT, t0, t1, layer, n);
+}
+
+/* So is the flight that was waited for. */
+static void landed(const kv_store *s, uint32_t layer, uint32_t n)
+{
+    kvd_trace_add(s->params.trace, KVD_TRACE_READ, s->tier->flight[layer].start_ns,
+                  kvd_trace_now(s->params.trace), layer, n);
+}
+
 static kvd_status read_now(kv_store *s, uint32_t seq, uint32_t n, uint32_t first_block,
                            kvd_err *err)
 {
@@ -302,7 +322,8 @@ static kvd_status read_now(kv_store *s, uint32_t seq, uint32_t n, uint32_t first
     }
     if (st != KVD_OK)
         lose(s, seq, first_block);
-    s->counts.disk_wait_ns += kvd_now_ns() - t0;
+    if (n > 0)
+        waited(s, t0, KVD_TRACE_NOWHERE, n);
     return st;
 }
 
@@ -382,7 +403,8 @@ kvd_status kv_tier_wait(kv_store *s, uint32_t layer, kvd_err *err)
         return KVD_OK;
     t0 = kvd_now_ns();
     st = kv_disk_read_wait(s->cache->disk, f->ticket, err);
-    s->counts.disk_wait_ns += kvd_now_ns() - t0;
+    waited(s, t0, layer, f->n);
+    landed(s, layer, f->n);
     return arrived(s, layer, st);
 }
 
@@ -410,6 +432,8 @@ static kvd_status start(kv_store *s, uint32_t layer, uint32_t n, bool urgent, kv
 
         kvd_alloc_guard(was);
         f->started = st == KVD_OK;
+        if (f->started)
+            f->start_ns = kvd_trace_now(s->params.trace);
         if (st != KVD_E_BUSY || i == s->params.n_layer)
             return st;
         KVD_TRY(kv_tier_wait(s, oldest, err));
@@ -440,7 +464,8 @@ kvd_status kv_tier_fetch(kv_store *s, uint32_t layer, bool urgent, kvd_err *err)
 
             st         = kv_disk_read_wait(s->cache->disk, f->ticket, err);
             f->started = false;
-            s->counts.disk_wait_ns += kvd_now_ns() - t0;
+            waited(s, t0, layer, n);
+            landed(s, layer, n);
         }
     }
     s->counts.n_disk += f->n;

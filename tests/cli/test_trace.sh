@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# --trace: valid JSON with nesting spans of the names that belong there, with everything resident,
+# over three tiers, resumed; an unwritable path is an error before the work.
+# KVDRIVE is the program; runs in the source root.
+set -euo pipefail
+kvd=${KVDRIVE:?}
+export XDG_CONFIG_HOME=/nonexistent
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+model=(-m tests/data/tiny/llama.gguf --rope-scaling linear --rope-scale 64 --attention sparse
+    --budget 96 -c 3072)
+printf 'words %d of a prompt that is long enough for some blocks of tokens\n' {1..30} >"$tmp/text"
+
+# check NAMES OPTION...: the trace of a run has the names (separated by commas)
+check() {
+    local names
+    IFS=, read -ra names <<<"$1"
+    shift
+    "$kvd" run "${model[@]}" --raw -f "$tmp/text" -n 300 --temp 0 --ignore-eos \
+        --trace "$tmp/trace.json" "$@" >/dev/null
+    python3 tests/cli/check_trace.py "$tmp/trace.json" "${names[@]}"
+}
+
+sparse="decode step,prefill,layer,qkv,attention,select,fetch,attend,fetch late,ffn,logits,seal"
+check "$sparse"
+device=$("$kvd" plan "${model[@]}" --json | python3 -c 'import json, sys
+print(json.load(sys.stdin)["kv_device_bytes"] - 1)')
+tiers=(--kv-device "$device" --kv-host 60000 --cache-dir "$tmp/cache" --kv-disk-free 0)
+check "$sparse,batch,stage,store tail,I/O wait,disk read" "${tiers[@]}"
+check "${sparse/,prefill/},restore,I/O wait,disk read" "${tiers[@]}"
+check "decode step,prefill,layer,qkv,attention,ffn,logits" --attention dense
+"$kvd" bench -m tests/data/tiny/qwen2.gguf -p 16 -n 4 -r 2 --trace "$tmp/bench.json" >/dev/null
+python3 tests/cli/check_trace.py "$tmp/bench.json" "decode step" layer ffn
+if "$kvd" run "${model[@]}" --raw -p x --trace "$tmp/none/trace.json" 2>"$tmp/err"; then
+    echo "FAILED: no error for a directory that is not there" >&2
+    exit 1
+fi
+grep -q "none/trace.json" "$tmp/err"
