@@ -144,6 +144,7 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
     p->n_batch      = (uint32_t)(b < ub || !kvd_opts_given(o, "ubatch-size") ? b : ub);
     p->kv_device    = kvd_opts_size(o, "kv-device");
     p->kv_host      = kvd_opts_size(o, "kv-host");
+    p->kv_record    = (kvd_kv_record)choice("same|int8|int4", kvd_opts_text(o, "kv-record"));
     p->chunk_tokens = (uint32_t)kvd_opts_int(o, "chunk");
     p->n_sink       = (uint32_t)kvd_opts_int(o, "sink");
     p->n_sink       = p->n_sink ? p->n_sink : UINT32_MAX;

@@ -86,6 +86,8 @@ const kvd_opt cli_options[] = {
       "memory of the device tier of the KV cache; 0: as much as there is, everything resident" },
     { "kv-host", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, EVAL,
       "memory of the host tier; 0: what the context takes" },
+    { "kv-record", "", KVD_OPT_CHOICE, "same|int8|int4", "same", NOLIM, EVAL,
+      "K and V below the device and in --cache-dir: as on it, or in 8 or 4 bits" },
     { "cache-dir", "", KVD_OPT_TEXT, "DIR", NULL, NOLIM, STORE,
       "keep KV blocks in this directory: the longest known prefix of a prompt is not evaluated "
       "again, in later runs either" },

@@ -202,6 +202,12 @@ KVD_API KVD_MUST_USE kvd_status kvd_chat_render(const kvd_model *m, const kvd_ch
 
 typedef enum kvd_kv_type { KVD_KV_AUTO, KVD_KV_F32, KVD_KV_BF16 } kvd_kv_type;
 
+typedef enum kvd_kv_record { /* records below the device, and in the prefix cache */
+                             KVD_KV_RECORD_SAME, /* as on the device */
+                             KVD_KV_RECORD_INT8, /* half of bf16; nearly no loss */
+                             KVD_KV_RECORD_INT4  /* a quarter; some loss */
+} kvd_kv_record;
+
 typedef enum kvd_attention {
     KVD_ATTENTION_AUTO,  /* DENSE for prompts below dense_below tokens, else SPARSE */
     KVD_ATTENTION_DENSE, /* every token attends to all before it */
@@ -273,6 +279,7 @@ typedef struct kvd_session_params {
     uint64_t kv_device; /* bytes of KV, index and maps on the device; 0: no limit */
     uint64_t kv_host;   /* bytes of records in host memory; 0: no limit.  Less than all tokens
                            take needs cache_dir, where the rest lies */
+    kvd_kv_record               kv_record;
     uint32_t                    chunk_tokens; /* unit of selection and transfer: 4, 8 or 16; 0: 4 */
     uint32_t                    n_sink; /* first tokens, always attended; 0: 16; UINT32_MAX: none */
     uint32_t                    n_local;   /* last tokens, always attended; 0: 64 */

@@ -73,9 +73,10 @@ static bool add_model(EVP_MD_CTX *md, const kvd_model *m)
 
 kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t out[32], kvd_err *err)
 {
-    const uint32_t n[]  = { p->n_layer,        p->n_kv_head,      p->head_dim,
-                            (uint32_t)p->type, p->chunk_tokens,   (uint32_t)p->index.kind,
-                            p->index.elem,     p->index.key_elem, p->index.radius };
+    const uint32_t n[]  = { p->n_layer,         p->n_kv_head,      p->head_dim,
+                            (uint32_t)p->type,  p->chunk_tokens,   (uint32_t)p->index.kind,
+                            p->index.elem,      p->index.key_elem, p->index.radius,
+                            (uint32_t)p->record };
     EVP_MD_CTX    *md   = EVP_MD_CTX_new();
     unsigned       size = 0;
     bool           ok   = md && EVP_DigestInit_ex(md, EVP_sha256(), NULL) == 1;

@@ -72,6 +72,10 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
         p->kv_type = m->precise ? KVD_KV_F32 : KVD_KV_BF16;
     if (p->kv_type != KVD_KV_F32 && p->kv_type != KVD_KV_BF16)
         return kvd_fail(err, KVD_E_INVAL, 0, "kv_type %d is none of kvd_kv_type", (int)p->kv_type);
+    if (p->kv_record < KVD_KV_RECORD_SAME || p->kv_record > KVD_KV_RECORD_INT4 ||
+        (p->kv_record != KVD_KV_RECORD_SAME && hp->head_dim % 2 != 0))
+        return kvd_fail(err, KVD_E_INVAL, 0, "kv_record %d with heads of %u elements",
+                        (int)p->kv_record, hp->head_dim);
     return complete_chunks(p, err);
 }
 
@@ -87,7 +91,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
     const model_hparams      *hp     = model_get_hparams(m->net);
     const kvd_session_params *p      = &sh->p;
     const bool                sparse = engine_attention_sparse(&sh->attention, p->n_ctx);
-    const bool                index  = sparse || p->cache_dir; /* stored with the blocks */
+    const bool                index  = sparse || p->cache_dir || p->kv_record != KVD_KV_RECORD_SAME;
 
     return (kv_params){
         .n_layer      = hp->n_layer,
@@ -99,6 +103,9 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .n_token      = p->kv_tokens,
         .n_batch      = p->n_batch,
         .type         = p->kv_type == KVD_KV_F32 ? KVD_DTYPE_F32 : KVD_DTYPE_BF16,
+        .record       = p->kv_record == KVD_KV_RECORD_INT8   ? KVD_RECORD_INT8
+                        : p->kv_record == KVD_KV_RECORD_INT4 ? KVD_RECORD_INT4
+                                                             : KVD_RECORD_RAW,
         .chunk_tokens = p->chunk_tokens,
         .n_sink       = p->n_sink,
         .n_local      = p->n_local,

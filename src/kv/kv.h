@@ -29,14 +29,15 @@
 #define KV_LOCAL_TOKENS 64u /* default of n_local */
 
 typedef struct kv_params {
-    uint32_t  n_layer, n_head, n_kv_head, head_dim;
-    uint32_t  n_seq;           /* sequences */
-    uint32_t  n_ctx;           /* most tokens of one sequence */
-    uint64_t  n_token;         /* capacity shared by all sequences; rounded up to whole blocks */
-    uint32_t  n_batch;         /* most tokens of one sequence between two commits */
-    kvd_dtype type;            /* F32 or BF16 */
-    uint32_t  chunk_tokens;    /* 4, 8 or 16 */
-    uint32_t  n_sink, n_local; /* kept besides what is not sealed; n_sink <= 256, whole chunks */
+    uint32_t        n_layer, n_head, n_kv_head, head_dim;
+    uint32_t        n_seq;        /* sequences */
+    uint32_t        n_ctx;        /* most tokens of one sequence */
+    uint64_t        n_token;      /* capacity shared by all sequences; rounded up to whole blocks */
+    uint32_t        n_batch;      /* most tokens of one sequence between two commits */
+    kvd_dtype       type;         /* F32 or BF16 */
+    kvd_record_type record;       /* of records below the device; not RAW asks for sparse, too */
+    uint32_t        chunk_tokens; /* 4, 8 or 16 */
+    uint32_t n_sink, n_local;     /* kept besides what is not sealed; n_sink <= 256, whole chunks */
 
     uint64_t device_bytes; /* of pool and index; 0: no limit, everything is resident */
     uint64_t host_bytes;   /* of records; 0: what n_token takes.  Less spills to cache_dir */

@@ -52,7 +52,7 @@ void kv_cache_mark(kv_store *s, uint32_t seq, uint32_t first, uint32_t n, bool s
 
 static uint64_t segment_bytes(const kv_store *s)
 {
-    return (uint64_t)KV_DISK_SEGMENT_BLOCKS * s->block_chunks * s->layout.record_bytes;
+    return (uint64_t)KV_DISK_SEGMENT_BLOCKS * s->block_chunks * s->packed_bytes;
 }
 
 static uint64_t tail_token_bytes(const kv_store *s)
@@ -76,7 +76,7 @@ uint64_t kv_cache_bytes(const kv_params *p)
         return 0;
     return sizeof(kv_cache) + STORE_BYTES +
            p->n_seq * (sizeof(kv_cache_seq) + blocks * (sizeof(kv_disk_key) + 1)) + segment +
-           KV_DISK_SEGMENT_BLOCKS * kvd_index_lane_bytes(&p->index) +
+           KV_DISK_SEGMENT_BLOCKS * kv_aux_bytes(p) +
            p->n_kv_head * (blocks + 2) * sizeof(kv_disk_read);
 }
 
@@ -105,7 +105,7 @@ kvd_status kv_cache_open(kv_store *s, kvd_err *err)
     const kv_disk_geometry g  = { .n_lane           = p->n_layer * p->n_kv_head,
                                   .block_tokens     = KV_BLOCK_TOKENS,
                                   .chunk_tokens     = p->chunk_tokens,
-                                  .record_bytes     = (uint32_t)s->layout.record_bytes,
+                                  .record_bytes     = (uint32_t)s->packed_bytes,
                                   .aux_bytes        = (uint32_t)s->index.head_stride,
                                   .tail_token_bytes = (uint32_t)tail_token_bytes(s) };
     kv_disk_params         dp = { .dir               = p->cache_dir,
@@ -282,20 +282,23 @@ static void gather_aux(const kv_store *s, uint32_t seq, uint32_t lane, const kv_
                (size_t)bytes);
 }
 
-static void put_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
+static void put_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t head,
                      const uint64_t *layer_at, kv_cache_unit *u)
 {
     kv_cache      *c     = s->cache;
     const uint32_t lane  = layer * s->params.n_kv_head + head;
-    const uint64_t bytes = s->block_chunks * s->layout.record_bytes;
+    const uint64_t bytes = s->block_chunks * s->packed_bytes;
     kvd_err        err   = { 0 };
+    kvd_status     rc    = KVD_OK;
 
-    for (uint32_t i = 0; i < u->n; i++)
-        memcpy(c->gather + i * bytes,
-               (const uint8_t *)s->pool.ptr + layer_at[u->first + i] + head * s->layout.head_stride,
-               (size_t)bytes);
+    for (uint32_t i = 0; i < u->n && rc == KVD_OK; i++)
+        rc = kv_pack_lane(s, st, seq, lane, u->first + i,
+                          layer_at[u->first + i] + head * s->layout.head_stride,
+                          c->gather + i * bytes, &err);
     gather_aux(s, seq, lane, u);
-    if (kv_disk_put_lane(c->disk, u->put, lane, c->gather, NULL, c->aux, &err) == KVD_OK)
+    if (rc == KVD_OK)
+        rc = kv_disk_put_lane(c->disk, u->put, lane, c->gather, NULL, c->aux, &err);
+    if (rc == KVD_OK)
         return;
     tell(c, &err);
     kv_disk_put_abort(c->disk, u->put);
@@ -304,7 +307,8 @@ static void put_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
 
 /* layer_at[b]: where block b's lanes of this layer lie in the pool; the host reads them there, so a
  * device other than the CPU has to have brought them down. */
-void kv_cache_put_layer(kv_store *s, uint32_t seq, uint32_t layer, const uint64_t *layer_at)
+void kv_cache_put_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
+                        const uint64_t *layer_at)
 {
     const bool was = kvd_alloc_guard(false); /* the block store has its own limits */
 
@@ -312,7 +316,7 @@ void kv_cache_put_layer(kv_store *s, uint32_t seq, uint32_t layer, const uint64_
         kv_cache_unit *u = &s->cache->unit[i];
 
         for (uint32_t h = 0; h < s->params.n_kv_head && u->put != KV_DISK_NONE; h++)
-            put_lane(s, seq, layer, h, layer_at, u);
+            put_lane(s, st, seq, layer, h, layer_at, u);
     }
     kvd_alloc_guard(was);
 }

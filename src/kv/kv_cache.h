@@ -59,7 +59,8 @@ void kv_cache_cut(kv_store *s, uint32_t seq, uint32_t n_keep);
 /* Blocks [first, end) as they are sealed: begin; every layer once; end, ok or not.  Failures are
  * the cache's own. */
 void kv_cache_put_begin(kv_store *s, uint32_t seq, uint32_t first, uint32_t end);
-void kv_cache_put_layer(kv_store *s, uint32_t seq, uint32_t layer, const uint64_t *layer_at);
+void kv_cache_put_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
+                        const uint64_t *layer_at);
 void kv_cache_put_end(kv_store *s, bool ok);
 
 /* The key of sealed block b, from its tokens, what it is made of, and the block before. */
@@ -77,7 +78,7 @@ void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first
 
 typedef struct kv_arrival { /* a record on its way from disk to a slot */
     uint64_t lane, at;      /* at: offset in the pool */
-    uint32_t seq, chunk;
+    uint32_t seq, chunk, n;
 } kv_arrival;
 
 typedef struct kv_flight { /* of one layer's step */
@@ -102,14 +103,14 @@ void       kv_tier_bind_match(kv_store *s, uint32_t seq, const kv_disk_match *m,
 void       kv_tier_unbind(kv_store *s, uint32_t seq, uint32_t b);
 
 /* Records of blocks [first, end) of a layer that are not in the host tier, to layer_at[b]. */
-kvd_status kv_tier_load(kv_store *s, uint32_t seq, uint32_t layer, uint32_t first, uint32_t end,
-                        const uint64_t *layer_at, kvd_err *err);
+kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
+                        uint32_t end, const uint64_t *layer_at, kvd_err *err);
 
 /* A step's misses: list them, then fetch; wait before the layer's next step; settle before anything
  * else changes the sequences. */
 void       kv_tier_miss(kv_store *s, uint32_t layer, uint32_t seq, uint64_t lane, uint32_t chunk,
                         uint64_t at);
-kvd_status kv_tier_fetch(kv_store *s, uint32_t layer, bool urgent, kvd_err *err);
+kvd_status kv_tier_fetch(kv_store *s, kvd_stream *st, uint32_t layer, bool urgent, kvd_err *err);
 kvd_status kv_tier_wait(kv_store *s, uint32_t layer, kvd_err *err);
 void       kv_tier_settle(kv_store *s);
 void       kv_tier_count(const kv_store *s, kv_counts *c);

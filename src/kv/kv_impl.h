@@ -5,6 +5,7 @@
  * kv_store.c    open, blocks: who has which
  * kv_seal.c     raw blocks to records and back
  * kv_prompt.c   a prompt that goes through the layers one by one
+ * kv_pack.c     records in the form of lower tiers
  * kv_step.c     select, fetch, attend
  * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back
  *
@@ -43,6 +44,8 @@ typedef struct kv_step {
     uint32_t          *sel, *fetch, *into, *stay; /* [n_seq][n_kv_head][slots_max] */
     uint64_t          *sink;                      /* [n_seq][n_kv_head][sinks] records */
     uint64_t          *near, *urgent;             /* [n_seq][n_kv_head][slots_max] records */
+    uint64_t          *param;                     /* [copies_max] of what is unpacked */
+    uint32_t          *number;                    /* [copies_max] chunk in its block */
     uint64_t          *src, *dst;                 /* [copies_max] */
 } kv_step;
 
@@ -65,11 +68,14 @@ struct kv_store {
     uint32_t         block_chunks, sinks, slots_max;
     uint64_t         copies_max;
 
-    kvd_mem  pool; /* raw blocks, then windows, then the stage */
-    uint64_t window_off, stage_off;
-    kvd_mem  landmarks;
-    kvd_mem  map;
-    kvd_mem  host;
+    kvd_mem           pool;                    /* raw blocks, then windows, then the stage */
+    kvd_record_format record;                  /* below the device */
+    uint64_t          packed_bytes, param_off; /* of a record; in a lane's aux behind the index */
+    uint8_t          *packed;                  /* one block of a layer, packed */
+    uint64_t          window_off, stage_off;
+    kvd_mem           landmarks;
+    kvd_mem           map;
+    kvd_mem           host;
 
     uint16_t *ema, *slot_of;    /* [lane][n_chunk_max] */
     uint32_t *chunk_of, *stamp; /* [lane][slots_max] */
@@ -145,10 +151,63 @@ static inline uint64_t kv_stage_block(const kv_store *s, uint32_t b)
     return s->stage_off + (uint64_t)b * s->params.n_kv_head * s->layout.head_stride;
 }
 
+static inline uint64_t kv_packed_block_bytes(const kv_store *s)
+{
+    return s->block_chunks * s->packed_bytes * s->params.n_layer * s->params.n_kv_head;
+}
+
+/* Where a lane's parameters of block b lie in the landmarks' memory. */
+static inline uint64_t kv_params_of_block(const kv_store *s, uint32_t seq, uint32_t lane,
+                                          uint32_t b)
+{
+    return s->seq[seq].iblock[b] + lane * s->index.head_stride + s->param_off;
+}
+
+static inline kvd_record_format kv_record_format(const kv_params *p)
+{
+    return (kvd_record_format){ .type         = p->record,
+                                .raw          = p->type,
+                                .chunk_tokens = p->chunk_tokens,
+                                .block_tokens = KV_BLOCK_TOKENS,
+                                .head_dim     = p->head_dim };
+}
+
+/* Bytes of a lane's index and parameters of one block. */
+static inline uint64_t kv_aux_bytes(const kv_params *p)
+{
+    const kvd_record_format f = kv_record_format(p);
+
+    return kvd_index_lane_bytes(&p->index) + kvd_record_param_bytes(&f);
+}
+
+/* Where n records lie packed in the pool before they are unpacked at `at`. */
+static inline uint64_t kv_packed_at(const kv_store *s, uint64_t at, uint32_t n)
+{
+    return at + n * (s->layout.record_bytes - s->packed_bytes);
+}
+
+/* kv_pack.c.  list_up: one record that comes up, from src (in the host tier) to dst (in the pool);
+ * lane counts inside the sequence; returns n + 1.  copy_up: n listed records.  pack_lane: a lane of
+ * a raw block at pool offset `at` to dst, and its parameters.  unpack_run: n records of a block
+ * from number `chunk` on, which lie packed at the end of their room in the pool (kv_packed_at()).
+ * settle_raw: what the device goes on with is what the records say. */
+uint64_t   kv_list_up(kv_store *s, uint32_t seq, uint32_t lane, uint32_t chunk, uint64_t src,
+                      uint64_t dst, uint64_t n);
+kvd_status kv_copy_up(kv_store *s, kvd_stream *st, uint64_t n, kvd_err *err);
+kvd_status kv_pack_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t b,
+                        uint64_t at, uint8_t *dst, kvd_err *err);
+kvd_status kv_unpack_run(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t chunk,
+                         uint32_t n, uint64_t at, kvd_err *err);
+kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                         uint64_t at, kvd_err *err);
+
 /* kv_seal.c (map: host records where there is room for them, if `host`).
  * map, unmap: takes and gives back what sealed block number b holds besides its raw block.
  * index_layer: landmarks of n blocks that lie anywhere.
- * move_layer: between a layer's lanes at offset `at` and the host records of block b.
+ * move_down: a layer's lanes of block b, at offset `at`, are packed into their host records.
+ * keep_packed: the same for lanes that lie packed already (kv_packed_at()); all have places.
+ * seal_layer: blocks [first, end) of a layer, at layer_at[b] (block[] and l say so to kernels), are
+ *   indexed, stored and packed.
  * keep_sinks: the first chunks of a sequence get a place on the device for good.
  * fill_stage: all sealed records of a layer to the stage, block by block as if they were raw.
  * unseal: back to n_sealed tokens; what a failure leaves is sealed and whole. */
@@ -156,8 +215,13 @@ void       kv_map_block(kv_store *s, uint32_t seq, uint32_t b, bool host);
 void       kv_unmap_block(kv_store *s, uint32_t seq, uint32_t b);
 kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_kv_layout *kv,
                           const uint64_t *block, const uint64_t *iblock, uint32_t n, kvd_err *err);
-kvd_status kv_move_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
-                         uint64_t at, bool down, kvd_err *err);
+kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                        uint64_t at, kvd_err *err);
+kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                          uint64_t at, kvd_err *err);
+kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
+                         uint32_t end, const kvd_kv_layout *l, const uint64_t *block,
+                         const uint64_t *layer_at, kvd_err *err);
 kvd_status kv_keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint64_t at,
                          kvd_err *err);
 kvd_status kv_fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq, kvd_err *err);

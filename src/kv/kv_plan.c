@@ -29,18 +29,20 @@ static uint64_t raw_blocks(const kv_params *p)
 
 static uint64_t index_block_bytes(const kv_params *p)
 {
-    return p->sparse ? (uint64_t)p->n_layer * p->n_kv_head * kvd_index_lane_bytes(&p->index) : 0;
+    return p->sparse ? (uint64_t)p->n_layer * p->n_kv_head * kv_aux_bytes(p) : 0;
 }
 
 static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
 {
-    const uint64_t blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
-    const uint64_t lanes  = (uint64_t)p->n_layer * p->n_kv_head;
-    const uint64_t record = 2 * elem_bytes(p) * p->head_dim * p->chunk_tokens;
-    const uint64_t host   = z->bytes[KV_BUF_HOST];
+    const uint64_t          blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
+    const uint64_t          lanes  = (uint64_t)p->n_layer * p->n_kv_head;
+    const kvd_record_format f      = kv_record_format(p);
+    const uint64_t          record = kvd_record_bytes(&f);
+    const uint64_t          host   = z->bytes[KV_BUF_HOST];
 
     return sizeof(kv_store) + p->n_seq * (sizeof(kv_seq) + 16 * blocks) + 8 * blocks +
            8 * z->n_raw + 8 * z->n_block + 4 * host / record + 16 * lanes + kv_cache_bytes(p) +
+           p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * record +
            (z->spills ? kv_tier_bytes(p, host, record) : 0);
 }
 
@@ -61,20 +63,21 @@ static kvd_status refuse(const kv_sizes *z, const char *tier, uint64_t given, ui
 
 static void fill_tiered(const kv_params *p, kv_sizes *z, uint64_t lanes)
 {
-    const uint64_t records = (p->n_sink + (p->sparse ? p->window_tokens : 0)) / p->chunk_tokens;
-    const uint64_t record  = 2 * elem_bytes(p) * p->head_dim * p->chunk_tokens;
+    const uint64_t records    = (p->n_sink + (p->sparse ? p->window_tokens : 0)) / p->chunk_tokens;
+    const kvd_record_format f = kv_record_format(p);
+    const uint64_t          record = kvd_record_raw_bytes(&f), packed = kvd_record_bytes(&f);
 
     z->resident             = false;
     z->n_raw                = kvd_min_u64(z->n_block, p->n_seq * raw_blocks(p));
     z->bytes[KV_BUF_RAW]    = z->n_raw * z->block_bytes;
     z->bytes[KV_BUF_WINDOW] = p->n_seq * lanes * records * record;
     z->bytes[KV_BUF_STAGE]  = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (z->block_bytes / p->n_layer);
-    z->bytes[KV_BUF_HOST]   = z->n_block * z->block_bytes;
+    z->bytes[KV_BUF_HOST]   = z->n_block * lanes * (KV_BLOCK_TOKENS / p->chunk_tokens) * packed;
     z->bytes[KV_BUF_MAP]    = kv_map_bytes(p, false);
     z->spills =
         p->cache_dir && (p->lazy || (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes));
     if (z->spills && p->host_bytes)
-        z->bytes[KV_BUF_HOST] = kvd_min_u64(p->host_bytes, z->bytes[KV_BUF_HOST]) / record * record;
+        z->bytes[KV_BUF_HOST] = kvd_min_u64(p->host_bytes, z->bytes[KV_BUF_HOST]) / packed * packed;
 }
 
 static void sum(kv_sizes *z)
@@ -130,6 +133,7 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
     const uint64_t host   = resident ? 0 : lanes * chunks;
     const uint64_t row    = p->sparse ? (uint64_t)p->n_seq * p->n_kv_head : 0;
     const uint64_t copies = resident ? 0 : kv_copies_max(p);
+    const uint64_t unpack = p->record == KVD_RECORD_RAW ? 0 : copies;
     const uint32_t group  = p->n_head / p->n_kv_head;
     kv_step       *t      = &s->step;
     const struct {
@@ -157,6 +161,8 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
         { (void **)&t->sink, 8 * row * (p->n_sink / p->chunk_tokens) },
         { (void **)&t->near, 8 * row * slots },
         { (void **)&t->urgent, 8 * row * slots },
+        { (void **)&t->param, 8 * unpack },
+        { (void **)&t->number, 4 * unpack },
         { (void **)&t->src, 8 * copies },
         { (void **)&t->dst, 8 * copies },
     };

@@ -96,14 +96,8 @@ kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err 
     kvd_kv_layout    l  = kv_layout(s, layer);
 
     l.lane_off = 0;
-    if (s->params.sparse && p->end > p->first)
-        KVD_TRY(kv_index_layer(s, st, layer, &l, s->stage_block + p->first, q->iblock + p->first,
-                               p->end - p->first, err));
-    kv_cache_put_layer(s, p->seq, layer, s->stage_block);
-    for (uint32_t b = p->first; b < p->end; b++)
-        KVD_TRY(kv_move_layer(s, st, p->seq, layer, b, kv_stage_block(s, b), true, err));
-    if (p->first == 0 && p->end > 0)
-        KVD_TRY(kv_keep_sinks(s, st, p->seq, layer, kv_stage_block(s, 0), err));
+    KVD_TRY(kv_seal_layer(s, st, p->seq, layer, p->first, p->end, &l, s->stage_block,
+                          s->stage_block, err));
     for (uint32_t b = p->end; b < q->n_block; b++)
         KVD_TRY(copy_raw(s, st, layer, b, false, err));
     kvd_trace_add(s->params.trace, KVD_TRACE_SEAL, t0, kvd_trace_now(s->params.trace), layer,
@@ -125,7 +119,7 @@ kvd_status kv_prompt_end(kv_store *s, kvd_err *err)
         q->block[b] = KV_NO_BLOCK;
     }
     s->counts.n_sealed += p->end - p->first;
-    s->counts.bytes_down += (p->end - p->first) * s->sizes.block_bytes;
+    s->counts.bytes_down += (p->end - p->first) * kv_packed_block_bytes(s);
     q->n_sealed = p->end * KV_BLOCK_TOKENS;
     q->len += p->n_new;
     s->n_used += p->n_new;

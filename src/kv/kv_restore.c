@@ -52,6 +52,11 @@ static void measure(restore *r, uint32_t final_len)
     r->n_seal = kv_sealed_at(&s->params, final_len) / KV_BLOCK_TOKENS;
     if (r->n_seal > r->n_block)
         r->n_seal = r->n_block;
+    if (s->record.type != KVD_RECORD_RAW && r->n_block > r->n_seal) {
+        r->n_block =
+            r->n_seal; /* what is not sealed must be raw, and packed records are not that */
+        r->n_tail = 0;
+    }
 }
 
 /* ---- blocks ------------------------------------------------------------------------- */
@@ -94,6 +99,7 @@ static kvd_status read_records(restore *r, uint32_t layer, kvd_err *err)
         uint32_t n = 0;
 
         for (uint32_t b = s->tier ? r->n_seal : 0; b < r->n_block; b++) {
+            const uint64_t      at = layer_at(r, b, layer) + h * s->layout.head_stride;
             uint32_t            in_unit;
             const kv_disk_span *sp = span_of(r, b, &in_unit);
 
@@ -102,8 +108,8 @@ static kvd_status read_records(restore *r, uint32_t layer, kvd_err *err)
                                         .lane  = layer * s->params.n_kv_head + h,
                                         .first = in_unit * s->block_chunks,
                                         .n     = s->block_chunks,
-                                        .dst   = (uint8_t *)s->pool.ptr + layer_at(r, b, layer) +
-                                               h * s->layout.head_stride };
+                                        .dst   = (uint8_t *)s->pool.ptr +
+                                               kv_packed_at(s, at, s->block_chunks) };
         }
         if (n > 0)
             KVD_TRY(kv_disk_read_now(s->cache->disk, read, n, err));
@@ -163,36 +169,56 @@ static kvd_status read_sinks(restore *r, uint32_t layer, kvd_err *err)
     uint32_t            in_unit;
     const kv_disk_span *sp = span_of(r, 0, &in_unit);
 
-    for (uint32_t h = 0; h < s->params.n_kv_head; h++)
-        s->cache->read[h] = (kv_disk_read){ .unit  = sp->unit,
-                                            .what  = KV_DISK_RECORDS,
-                                            .lane  = layer * s->params.n_kv_head + h,
-                                            .first = in_unit * s->block_chunks,
-                                            .n     = s->sinks,
-                                            .dst   = (uint8_t *)s->pool.ptr + kv_stage_block(s, 0) +
-                                                   h * s->layout.head_stride };
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        const uint64_t at = kv_stage_block(s, 0) + h * s->layout.head_stride;
+
+        s->cache->read[h] =
+            (kv_disk_read){ .unit  = sp->unit,
+                            .what  = KV_DISK_RECORDS,
+                            .lane  = layer * s->params.n_kv_head + h,
+                            .first = in_unit * s->block_chunks,
+                            .n     = s->sinks,
+                            .dst   = (uint8_t *)s->pool.ptr + kv_packed_at(s, at, s->sinks) };
+    }
     return kv_disk_read_now(s->cache->disk, s->cache->read, s->params.n_kv_head, err);
 }
 
-/* Sealed records go on from the stage to where they belong. */
+static kvd_status unpack_lanes(restore *r, uint32_t layer, uint32_t b, uint32_t n, kvd_err *err)
+{
+    kv_store *s = r->s;
+
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++)
+        KVD_TRY(kv_unpack_run(s, r->st, r->seq, layer * s->params.n_kv_head + h,
+                              b * s->block_chunks, n,
+                              layer_at(r, b, layer) + h * s->layout.head_stride, err));
+    return KVD_OK;
+}
+
+/* Records that were read go on to where they belong: in place, or from the stage to the host. */
 static kvd_status settle(restore *r, uint32_t layer, kvd_err *err)
 {
     kv_store *s = r->s;
 
-    if (r->n_seal == 0 || s->sizes.resident)
+    for (uint32_t b = 0; b < r->n_seal && !s->tier; b++) {
+        if (!s->sizes.resident)
+            KVD_TRY(kv_keep_packed(s, r->st, r->seq, layer, b, kv_stage_block(s, b), err));
+        if (s->sizes.resident || b == 0)
+            KVD_TRY(unpack_lanes(r, layer, b, s->block_chunks, err));
+    }
+    if (r->n_seal == 0 || s->sizes.resident || s->sinks == 0)
         return KVD_OK;
-    if (s->tier && s->sinks > 0)
+    if (s->tier) {
         KVD_TRY(read_sinks(r, layer, err));
-    for (uint32_t b = 0; b < r->n_seal && !s->tier; b++)
-        KVD_TRY(kv_move_layer(s, r->st, r->seq, layer, b, kv_stage_block(s, b), true, err));
+        KVD_TRY(unpack_lanes(r, layer, 0, s->sinks, err));
+    }
     return kv_keep_sinks(s, r->st, r->seq, layer, kv_stage_block(s, 0), err);
 }
 
 static kvd_status read_layers(restore *r, kvd_err *err)
 {
     for (uint32_t il = 0; il < r->s->params.n_layer; il++) {
+        KVD_TRY(read_index(r, il, err)); /* first: with it come the records' parameters */
         KVD_TRY(read_records(r, il, err));
-        KVD_TRY(read_index(r, il, err));
         KVD_TRY(read_tail(r, il, err));
         KVD_TRY(settle(r, il, err));
     }

@@ -10,44 +10,85 @@
 
 #include "kv/kv_cache.h"
 
-/* The lane's host records of one block, as many as there are, and where they lie raw. */
-static uint64_t list_lane(const kv_store *s, uint64_t lane, uint32_t b, uint64_t raw, uint64_t n)
-{
-    const uint32_t *host = s->host_of + lane * s->n_chunk_max + (uint64_t)b * s->block_chunks;
-
-    for (uint32_t i = 0; i < s->block_chunks; i++) {
-        if (host[i] == KV_NO_HOST)
-            continue;
-        s->step.src[n]   = raw + i * s->layout.record_bytes;
-        s->step.dst[n++] = host[i] * s->layout.record_bytes;
-    }
-    return n;
-}
-
-static kvd_status copy_records(kv_store *s, kvd_stream *st, const uint64_t *from,
-                               const kvd_mem *src, const uint64_t *to, const kvd_mem *dst,
-                               uint64_t n, kvd_err *err)
+static kvd_status copy_records(kv_store *s, kvd_stream *st, const void *src, void *dst,
+                               uint64_t bytes, uint64_t n, kvd_err *err)
 {
     const kvd_record_copy_args a = { .n       = n,
-                                     .bytes   = s->layout.record_bytes,
-                                     .src_off = from,
-                                     .dst_off = to,
-                                     .src     = src->ptr,
-                                     .dst     = dst->ptr };
+                                     .bytes   = bytes,
+                                     .src_off = s->step.src,
+                                     .dst_off = s->step.dst,
+                                     .src     = src,
+                                     .dst     = dst };
 
     return s->be->ops->record_copy(st, &a, err);
 }
 
-kvd_status kv_move_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
-                         uint64_t at, bool down, kvd_err *err)
+static const uint32_t *host_of_block(const kv_store *s, uint32_t seq, uint32_t lane, uint32_t b)
+{
+    return s->host_of + (kv_lane(s, seq, 0) + lane) * s->n_chunk_max +
+           (uint64_t)b * s->block_chunks;
+}
+
+kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                        uint64_t at, kvd_err *err)
+{
+    const uint64_t lane_bytes = s->block_chunks * s->packed_bytes;
+    uint64_t       n          = 0;
+
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        const uint32_t  lane = layer * s->params.n_kv_head + h;
+        const uint32_t *host = host_of_block(s, seq, lane, b);
+
+        KVD_TRY(kv_pack_lane(s, st, seq, lane, b, at + h * s->layout.head_stride,
+                             s->packed + h * lane_bytes, err));
+        for (uint32_t i = 0; i < s->block_chunks; i++) {
+            if (host[i] == KV_NO_HOST)
+                continue;
+            s->step.src[n]   = h * lane_bytes + i * s->packed_bytes;
+            s->step.dst[n++] = host[i] * s->packed_bytes;
+        }
+    }
+    return copy_records(s, st, s->packed, s->host.ptr, s->packed_bytes, n, err);
+}
+
+kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                          uint64_t at, kvd_err *err)
 {
     uint64_t n = 0;
 
-    for (uint32_t h = 0; h < s->params.n_kv_head; h++)
-        n = list_lane(s, kv_lane(s, seq, layer) + h, b, at + h * s->layout.head_stride, n);
-    if (down)
-        return copy_records(s, st, s->step.src, &s->pool, s->step.dst, &s->host, n, err);
-    return copy_records(s, st, s->step.dst, &s->host, s->step.src, &s->pool, n, err);
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        const uint32_t *host = host_of_block(s, seq, layer * s->params.n_kv_head + h, b);
+        const uint64_t  from = kv_packed_at(s, at + h * s->layout.head_stride, s->block_chunks);
+
+        for (uint32_t i = 0; i < s->block_chunks; i++, n++) {
+            s->step.src[n] = from + i * s->packed_bytes;
+            s->step.dst[n] = host[i] * s->packed_bytes;
+        }
+    }
+    return copy_records(s, st, s->pool.ptr, s->host.ptr, s->packed_bytes, n, err);
+}
+
+/* Host records of a layer's lanes of blocks [first, end) to layer_at[b]; the others from disk. */
+static kvd_status bring_up(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
+                           uint32_t first, uint32_t end, const uint64_t *layer_at, kvd_err *err)
+{
+    uint64_t n = 0;
+
+    for (uint32_t at = 0; at < s->params.n_kv_head * (end - first); at++) {
+        const uint32_t  b = first + at % (end - first), h = at / (end - first);
+        const uint32_t  lane = layer * s->params.n_kv_head + h;
+        const uint32_t *host = host_of_block(s, seq, lane, b);
+        const uint64_t  to   = layer_at[b] + h * s->layout.head_stride;
+
+        for (uint32_t i = 0; i < s->block_chunks; i++) {
+            if (host[i] != KV_NO_HOST)
+                n = kv_list_up(s, seq, lane, b * s->block_chunks + i, host[i] * s->packed_bytes,
+                               to + i * s->layout.record_bytes, n);
+        }
+    }
+    s->counts.bytes_dense += n * s->packed_bytes;
+    KVD_TRY(kv_copy_up(s, st, n, err));
+    return kv_tier_load(s, st, seq, layer, first, end, layer_at, err);
 }
 
 kvd_status kv_keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint64_t at,
@@ -61,7 +102,7 @@ kvd_status kv_keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
             s->step.dst[n] = kv_record_in_window(s, kv_lane(s, seq, layer) + h, i);
         }
     }
-    return copy_records(s, st, s->step.src, &s->pool, s->step.dst, &s->pool, n, err);
+    return copy_records(s, st, s->pool.ptr, s->pool.ptr, s->layout.record_bytes, n, err);
 }
 
 kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_kv_layout *kv,
@@ -118,23 +159,35 @@ void kv_unmap_block(kv_store *s, uint32_t seq, uint32_t b)
 
 /* ---- sealing ------------------------------------------------------------------------ */
 
-/* Blocks [first, first + n) of one layer. */
-static kvd_status seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
-                             uint32_t first, uint32_t n, kvd_err *err)
+kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
+                         uint32_t end, const kvd_kv_layout *l, const uint64_t *block,
+                         const uint64_t *layer_at, kvd_err *err)
 {
-    const kv_seq       *q = &s->seq[seq];
-    const kvd_kv_layout l = kv_layout(s, layer);
+    const kv_seq *q = &s->seq[seq];
 
-    if (s->params.sparse)
-        KVD_TRY(kv_index_layer(s, st, layer, &l, q->block + first, q->iblock + first, n, err));
-    for (uint32_t b = first; b < first + n; b++)
-        s->stage_block[b] = kv_layer_of(s, q->block[b], layer);
-    kv_cache_put_layer(s, seq, layer, s->stage_block);
-    for (uint32_t b = first; b < first + n && !s->sizes.resident; b++)
-        KVD_TRY(kv_move_layer(s, st, seq, layer, b, kv_layer_of(s, q->block[b], layer), true, err));
-    if (first > 0 || s->sizes.resident)
+    if (s->params.sparse && end > first)
+        KVD_TRY(
+            kv_index_layer(s, st, layer, l, block + first, q->iblock + first, end - first, err));
+    kv_cache_put_layer(s, st, seq, layer, layer_at);
+    for (uint32_t b = first; b < end && !s->sizes.resident; b++)
+        KVD_TRY(kv_move_down(s, st, seq, layer, b, layer_at[b], err));
+    for (uint32_t b = first; b < end && (s->sizes.resident || b == 0); b++)
+        KVD_TRY(kv_settle_raw(s, st, seq, layer, b, layer_at[b], err));
+    if (first > 0 || end == 0 || s->sizes.resident)
         return KVD_OK;
-    return kv_keep_sinks(s, st, seq, layer, kv_layer_of(s, q->block[0], layer), err);
+    return kv_keep_sinks(s, st, seq, layer, layer_at[0], err);
+}
+
+/* Raw blocks of one layer. */
+static kvd_status seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
+                             uint32_t first, uint32_t end, kvd_err *err)
+{
+    const kvd_kv_layout l     = kv_layout(s, layer);
+    const uint64_t     *block = s->seq[seq].block;
+
+    for (uint32_t b = first; b < end; b++)
+        s->stage_block[b] = kv_layer_of(s, block[b], layer);
+    return kv_seal_layer(s, st, seq, layer, first, end, &l, block, s->stage_block, err);
 }
 
 static kvd_status seal_blocks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n, kvd_err *err)
@@ -147,7 +200,7 @@ static kvd_status seal_blocks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_
         kv_map_block(s, seq, b, true);
     kv_cache_put_begin(s, seq, first, first + n);
     for (uint32_t il = 0; il < s->params.n_layer && rc == KVD_OK; il++)
-        rc = seal_layer(s, st, seq, il, first, n, err);
+        rc = seal_layer(s, st, seq, il, first, first + n, err);
     kv_cache_put_end(s, rc == KVD_OK);
     if (rc == KVD_OK)
         rc = kv_tier_bind(s, seq, first + n, err);
@@ -159,7 +212,7 @@ static kvd_status seal_blocks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_
     for (uint32_t b = first; b < first + n && !s->sizes.resident; b++) {
         s->free_stack[s->n_free++] = q->block[b];
         q->block[b]                = KV_NO_BLOCK;
-        s->counts.bytes_down += s->sizes.block_bytes;
+        s->counts.bytes_down += kv_packed_block_bytes(s);
     }
     q->n_sealed += n * KV_BLOCK_TOKENS;
     s->counts.n_sealed += n;
@@ -201,8 +254,7 @@ kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_seale
             block = s->free_stack[s->n_free - 1];
             for (uint32_t il = 0; il < s->params.n_layer; il++) {
                 s->stage_block[b] = kv_layer_of(s, block, il);
-                KVD_TRY(kv_move_layer(s, st, seq, il, b, s->stage_block[b], false, err));
-                KVD_TRY(kv_tier_load(s, seq, il, b, b + 1, s->stage_block, err));
+                KVD_TRY(bring_up(s, st, seq, il, b, b + 1, s->stage_block, err));
             }
             s->n_free--;
         }
@@ -217,25 +269,11 @@ kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_seale
 
 kvd_status kv_fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq, kvd_err *err)
 {
-    const uint32_t n_chunk = s->seq[seq].n_sealed / s->params.chunk_tokens;
-    uint64_t       n       = 0;
+    const uint32_t n = s->seq[seq].n_sealed / KV_BLOCK_TOKENS;
 
-    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
-        const uint32_t *host = s->host_of + (kv_lane(s, seq, layer) + h) * s->n_chunk_max;
-
-        for (uint32_t c = 0; c < n_chunk; c++) {
-            if (host[c] == KV_NO_HOST)
-                continue;
-            s->step.src[n]   = host[c] * s->layout.record_bytes;
-            s->step.dst[n++] = kv_stage_block(s, c / s->block_chunks) + h * s->layout.head_stride +
-                               c % s->block_chunks * s->layout.record_bytes;
-        }
-    }
-    s->counts.bytes_dense += n * s->layout.record_bytes;
-    KVD_TRY(copy_records(s, st, s->step.src, &s->host, s->step.dst, &s->pool, n, err));
-    for (uint32_t b = 0; b < n_chunk / s->block_chunks; b++)
+    for (uint32_t b = 0; b < n; b++)
         s->stage_block[b] = kv_stage_block(s, b);
-    return kv_tier_load(s, seq, layer, 0, n_chunk / s->block_chunks, s->stage_block, err);
+    return bring_up(s, st, seq, layer, 0, n, s->stage_block, err);
 }
 
 kvd_status kv_dense_view(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq,
@@ -266,13 +304,12 @@ kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc,
 
     kv_tier_settle(s);
     kvd_assert(s->params.sparse && kvd_index_valid(desc));
-    if (kvd_index_lane_bytes(desc) > s->index.head_stride)
+    if (kvd_index_lane_bytes(desc) > s->param_off)
         return kvd_fail(
             err, KVD_E_INVAL, 0,
             "this index takes %llu bytes per block and lane, the session was opened for "
             "%llu",
-            (unsigned long long)kvd_index_lane_bytes(desc),
-            (unsigned long long)s->index.head_stride);
+            (unsigned long long)kvd_index_lane_bytes(desc), (unsigned long long)s->param_off);
     if (memcmp(&before, desc, sizeof(before)) == 0)
         return KVD_OK;
     s->index.desc = *desc;

@@ -308,8 +308,8 @@ static uint64_t list_misses(kv_store *s, const kv_query *q, uint32_t at, bool ur
             kv_tier_miss(s, q->layer, seq, lane, chunk, to);
             continue;
         }
-        t->src[n]   = host * s->layout.record_bytes;
-        t->dst[n++] = to;
+        n = kv_list_up(s, seq, (uint32_t)(lane - kv_lane(s, seq, 0)), chunk, host * s->packed_bytes,
+                       to, n);
     }
     return n;
 }
@@ -318,23 +318,15 @@ static uint64_t list_misses(kv_store *s, const kv_query *q, uint32_t at, bool ur
 static kvd_status fetch_part(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
                              kvd_err *err)
 {
-    kv_step *t = &s->step;
     uint64_t n = 0;
 
     if (s->sizes.resident)
         return KVD_OK;
     for (uint32_t at = 0; at < q->n_row * s->params.n_kv_head; at++)
         n = list_misses(s, q, at, urgent, n);
-    s->counts.bytes_up += n * s->layout.record_bytes;
-    KVD_TRY(s->be->ops->record_copy(st,
-                                    &(kvd_record_copy_args){ .n       = n,
-                                                             .bytes   = s->layout.record_bytes,
-                                                             .src_off = t->src,
-                                                             .dst_off = t->dst,
-                                                             .src     = s->host.ptr,
-                                                             .dst     = s->pool.ptr },
-                                    err));
-    return kv_tier_fetch(s, q->layer, urgent, err);
+    s->counts.bytes_up += n * s->packed_bytes;
+    KVD_TRY(kv_copy_up(s, st, n, err));
+    return kv_tier_fetch(s, st, q->layer, urgent, err);
 }
 
 kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)

@@ -48,13 +48,8 @@ static void layouts_init(kv_store *s)
     if (p->sparse)
         s->index = (kvd_index_layout){ .desc        = p->index,
                                        .n_kv_head   = p->n_kv_head,
-                                       .head_stride = kvd_index_lane_bytes(&p->index),
+                                       .head_stride = kv_aux_bytes(p),
                                        .pool        = s->landmarks.ptr };
-}
-
-static uint64_t record_bytes(const kv_params *p)
-{
-    return 2ull * p->chunk_tokens * p->head_dim * (p->type == KVD_DTYPE_F32 ? 4 : 2);
 }
 
 static kvd_status alloc_tables(kv_store *s, kvd_err *err)
@@ -62,7 +57,8 @@ static kvd_status alloc_tables(kv_store *s, kvd_err *err)
     const kv_params *p     = &s->params;
     const size_t     lanes = (size_t)p->n_layer * p->n_kv_head;
 
-    s->n_hrecord   = s->sizes.bytes[KV_BUF_HOST] / record_bytes(p);
+    s->n_hrecord   = s->sizes.bytes[KV_BUF_HOST] / s->packed_bytes;
+    s->packed      = kvd_malloc(p->n_kv_head * s->block_chunks * s->packed_bytes);
     s->seq         = kvd_calloc(p->n_seq, sizeof(*s->seq));
     s->lists       = kvd_calloc((size_t)p->n_seq * s->blocks_max, 2 * sizeof(*s->lists));
     s->stage_block = kvd_calloc(s->blocks_max, sizeof(*s->stage_block));
@@ -71,8 +67,8 @@ static kvd_status alloc_tables(kv_store *s, kvd_err *err)
     s->hfree_stack = kvd_calloc(s->n_hrecord, sizeof(*s->hfree_stack));
     s->lane_select = kvd_calloc(lanes, sizeof(*s->lane_select));
     s->lane_hit    = kvd_calloc(lanes, sizeof(*s->lane_hit));
-    if (!s->seq || !s->lists || !s->stage_block || !s->free_stack || !s->ifree_stack ||
-        !s->hfree_stack || !s->lane_select || !s->lane_hit)
+    if (!s->packed || !s->seq || !s->lists || !s->stage_block || !s->free_stack ||
+        !s->ifree_stack || !s->hfree_stack || !s->lane_select || !s->lane_hit)
         return kvd_fail(err, KVD_E_NOMEM, 0,
                         "KV cache: no memory for its metadata (%" PRIu64 " bytes)",
                         s->sizes.bytes[KV_BUF_TABLE]);
@@ -120,6 +116,7 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     kv_sizes   sizes;
 
     *out = NULL;
+    kvd_assert(p->record == KVD_RECORD_RAW || p->sparse); /* parameters lie with the index */
     KVD_TRY(kv_plan(p, &sizes, err));
     if (!sizes.resident &&
         sizes.n_block * p->n_layer * p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) >=
@@ -134,6 +131,9 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     s->policy       = (kv_policy){ .alpha = 0.5f };
     s->blocks_max   = blocks_for(p->n_ctx);
     s->block_chunks = KV_BLOCK_TOKENS / p->chunk_tokens;
+    s->record       = kv_record_format(p);
+    s->packed_bytes = kvd_record_bytes(&s->record);
+    s->param_off    = p->sparse ? kvd_index_lane_bytes(&p->index) : 0;
     s->n_chunk_max  = s->blocks_max * s->block_chunks;
     s->sinks        = p->n_sink / p->chunk_tokens;
     s->slots_max    = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
@@ -193,6 +193,7 @@ void kv_store_close(kv_store *s)
     s->be->ops->mem_free(s->be, &s->landmarks);
     s->be->ops->mem_free(s->be, &s->map);
     s->be->ops->mem_free(s->be, &s->host);
+    kvd_free(s->packed);
     kvd_free(s->seq);
     kvd_free(s->lists);
     kvd_free(s->stage_block);

@@ -25,6 +25,8 @@ struct kv_tier {
     uint32_t     *list;   /* [lane][quota] chunks that have a host record */
     kv_disk_unit *unit;   /* [n_seq][blocks_max] where a sealed block is; 0: not bound */
     uint8_t      *in_unit;
+    kvd_stream   *st;      /* of the step whose records are on their way */
+    kv_arrival   *run;     /* [READS_MAX] what a batch reads */
     kv_disk_read *read;    /* [READS_MAX] */
     uint64_t     *rank;    /* [quota] */
     kv_flight    *flight;  /* [n_layer] */
@@ -45,7 +47,8 @@ uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_
     const uint64_t blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
 
     return sizeof(kv_tier) + kv_n_lane(p) * 4 + host_bytes / record_bytes * 4 +
-           p->n_seq * (blocks * (sizeof(kv_disk_unit) + 1) + 4) + READS_MAX * sizeof(kv_disk_read) +
+           p->n_seq * (blocks * (sizeof(kv_disk_unit) + 1) + 4) +
+           READS_MAX * (sizeof(kv_disk_read) + sizeof(kv_arrival)) +
            host_bytes / record_bytes / kv_n_lane(p) * 8 +
            p->n_layer * (sizeof(kv_flight) + arrivals_max(p) * sizeof(kv_arrival));
 }
@@ -69,12 +72,13 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t->unit         = kvd_calloc(blocks, sizeof(*t->unit));
     t->in_unit      = kvd_calloc(blocks, sizeof(*t->in_unit));
     t->read         = kvd_calloc(READS_MAX, sizeof(*t->read));
+    t->run          = kvd_calloc(READS_MAX, sizeof(*t->run));
     t->rank         = kvd_calloc(t->quota, sizeof(*t->rank));
     t->flight       = kvd_calloc(p->n_layer, sizeof(*t->flight));
     t->arrival      = kvd_calloc(p->n_layer * t->arrivals_max, sizeof(*t->arrival));
     t->lost         = kvd_calloc(p->n_seq, sizeof(*t->lost));
-    if (!t->n_host || !t->list || !t->unit || !t->in_unit || !t->read || !t->rank || !t->flight ||
-        !t->arrival || !t->lost)
+    if (!t->n_host || !t->list || !t->unit || !t->in_unit || !t->read || !t->run || !t->rank ||
+        !t->flight || !t->arrival || !t->lost)
         return kvd_fail(err, KVD_E_NOMEM, 0, "disk tier: no memory for its tables");
     memset(t->lost, 0xff, p->n_seq * sizeof(*t->lost));
     return KVD_OK;
@@ -91,6 +95,7 @@ void kv_tier_close(kv_store *s)
     kvd_free(t->unit);
     kvd_free(t->in_unit);
     kvd_free(t->read);
+    kvd_free(t->run);
     kvd_free(t->rank);
     kvd_free(t->flight);
     kvd_free(t->arrival);
@@ -174,8 +179,8 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
 
         if (ema[a[i].chunk] <= ema[victim])
             continue;
-        memcpy((uint8_t *)s->host.ptr + host[victim] * s->layout.record_bytes,
-               (const uint8_t *)s->pool.ptr + a[i].at, (size_t)s->layout.record_bytes);
+        memcpy((uint8_t *)s->host.ptr + host[victim] * s->packed_bytes,
+               (const uint8_t *)s->pool.ptr + kv_packed_at(s, a[i].at, 1), (size_t)s->packed_bytes);
         host[a[i].chunk] = host[victim];
         host[victim]     = KV_NO_HOST;
         list[at]         = a[i].chunk;
@@ -269,7 +274,7 @@ static kv_disk_read read_of(kv_store *s, uint32_t seq, uint32_t lane, uint32_t c
                                s->tier->in_unit[(size_t)seq * s->blocks_max + b] * s->block_chunks +
                                chunk % s->block_chunks,
                            .n   = n,
-                           .dst = (uint8_t *)s->pool.ptr + at };
+                           .dst = (uint8_t *)s->pool.ptr + kv_packed_at(s, at, n) };
 }
 
 /* After a read has failed: which blocks of the sequence can no longer be had. */
@@ -308,60 +313,66 @@ static void landed(const kv_store *s, uint32_t layer, uint32_t n)
                   kvd_trace_now(s->params.trace), layer, n);
 }
 
-static kvd_status read_now(kv_store *s, uint32_t seq, uint32_t n, uint32_t first_block,
-                           kvd_err *err)
+/* Reads n listed runs of one sequence and unpacks them. */
+static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err)
 {
-    const uint64_t t0 = kvd_now_ns();
-    kvd_status     st = KVD_OK;
+    const kv_tier   *t   = s->tier;
+    const uint64_t   t0  = kvd_now_ns();
+    const bool       was = kvd_alloc_guard(false); /* checksums, when a unit is first read */
+    const kvd_status rc  = n ? kv_disk_read_now(s->cache->disk, t->read, n, err) : KVD_OK;
 
-    if (n > 0) {
-        const bool was = kvd_alloc_guard(false); /* checksums, when a unit is first read */
+    kvd_alloc_guard(was);
+    s->counts.disk_wait_ns += kvd_now_ns() - t0;
+    for (uint32_t i = 0; i < n; i++) {
+        const kv_arrival *a = &t->run[i];
 
-        st = kv_disk_read_now(s->cache->disk, s->tier->read, n, err);
-        kvd_alloc_guard(was);
+        if (rc != KVD_OK)
+            lose(s, a->seq, a->chunk / s->block_chunks);
+        else
+            KVD_TRY(kv_unpack_run(s, st, a->seq, (uint32_t)(a->lane - kv_lane(s, a->seq, 0)),
+                                  a->chunk, a->n, a->at, err));
     }
-    if (st != KVD_OK)
-        lose(s, seq, first_block);
-    if (n > 0)
-        waited(s, t0, KVD_TRACE_NOWHERE, n);
-    return st;
+    return rc;
 }
 
 /* Runs of chunks of a lane's block that have no host record. */
 static uint32_t list_runs(kv_store *s, uint32_t seq, uint32_t lane, uint32_t b, uint64_t at,
                           uint32_t n)
 {
-    const uint32_t *host =
-        s->host_of + (kv_lane(s, seq, 0) + lane) * s->n_chunk_max + (uint64_t)b * s->block_chunks;
+    const uint64_t  l    = kv_lane(s, seq, 0) + lane;
+    const uint32_t *host = s->host_of + l * s->n_chunk_max + (uint64_t)b * s->block_chunks;
 
     for (uint32_t c = 0, end; c < s->block_chunks; c = end) {
+        const uint32_t chunk = b * s->block_chunks + c;
+        const uint64_t to    = at + c * s->layout.record_bytes;
+
         end = c + 1;
         if (host[c] != KV_NO_HOST)
             continue;
         while (end < s->block_chunks && host[end] == KV_NO_HOST)
             end++;
-        s->tier->read[n++] = read_of(s, seq, lane, b * s->block_chunks + c, end - c,
-                                     at + c * s->layout.record_bytes);
+        s->tier->run[n]    = (kv_arrival){ l, to, seq, chunk, end - c };
+        s->tier->read[n++] = read_of(s, seq, lane, chunk, end - c, to);
     }
     return n;
 }
 
-kvd_status kv_tier_load(kv_store *s, uint32_t seq, uint32_t layer, uint32_t first, uint32_t end,
-                        const uint64_t *layer_at, kvd_err *err)
+kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
+                        uint32_t end, const uint64_t *layer_at, kvd_err *err)
 {
-    uint32_t n = 0, from = first;
+    uint32_t n = 0;
 
     for (uint32_t h = 0; s->tier && h < s->params.n_kv_head; h++) {
         for (uint32_t b = first; b < end; b++) {
             if (n + s->block_chunks > READS_MAX) {
-                KVD_TRY(read_now(s, seq, n, from, err));
+                KVD_TRY(read_now(s, st, n, err));
                 n = 0;
             }
             n = list_runs(s, seq, layer * s->params.n_kv_head + h, b,
                           layer_at[b] + h * s->layout.head_stride, n);
         }
     }
-    return s->tier ? read_now(s, seq, n, from, err) : KVD_OK;
+    return n > 0 ? read_now(s, st, n, err) : KVD_OK;
 }
 
 /* ---- misses of a step --------------------------------------------------------------- */
@@ -374,23 +385,28 @@ void kv_tier_miss(kv_store *s, uint32_t layer, uint32_t seq, uint64_t lane, uint
 
     kvd_assert(f->n < t->arrivals_max);
     t->arrival[layer * t->arrivals_max + f->n++] =
-        (kv_arrival){ .lane = lane, .seq = seq, .chunk = chunk, .at = at };
+        (kv_arrival){ .lane = lane, .seq = seq, .chunk = chunk, .n = 1, .at = at };
 }
 
-static kvd_status arrived(kv_store *s, uint32_t layer, kvd_status st)
+static kvd_status arrived(kv_store *s, uint32_t layer, kvd_status rc, kvd_err *err)
 {
     kv_tier          *t = s->tier;
     kv_flight        *f = &t->flight[layer];
     const kv_arrival *a = t->arrival + layer * t->arrivals_max;
+    const uint32_t    n = f->n;
 
-    if (st == KVD_OK) {
-        admit(s, a, f->n);
-    } else {
-        for (uint32_t i = 0; i < f->n; i++)
-            lose(s, a[i].seq, a[i].chunk / s->block_chunks);
-    }
     *f = (kv_flight){ 0 };
-    return st;
+    if (rc == KVD_OK)
+        admit(s, a, n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (rc != KVD_OK)
+            lose(s, a[i].seq, a[i].chunk / s->block_chunks);
+        else
+            KVD_TRY(kv_unpack_run(s, t->st, a[i].seq,
+                                  (uint32_t)(a[i].lane - kv_lane(s, a[i].seq, 0)), a[i].chunk, 1,
+                                  a[i].at, err));
+    }
+    return rc;
 }
 
 kvd_status kv_tier_wait(kv_store *s, uint32_t layer, kvd_err *err)
@@ -405,7 +421,7 @@ kvd_status kv_tier_wait(kv_store *s, uint32_t layer, kvd_err *err)
     st = kv_disk_read_wait(s->cache->disk, f->ticket, err);
     waited(s, t0, layer, f->n);
     landed(s, layer, f->n);
-    return arrived(s, layer, st);
+    return arrived(s, layer, st, err);
 }
 
 void kv_tier_settle(kv_store *s)
@@ -441,7 +457,7 @@ static kvd_status start(kv_store *s, uint32_t layer, uint32_t n, bool urgent, kv
     return KVD_OK;
 }
 
-kvd_status kv_tier_fetch(kv_store *s, uint32_t layer, bool urgent, kvd_err *err)
+kvd_status kv_tier_fetch(kv_store *s, kvd_stream *stream, uint32_t layer, bool urgent, kvd_err *err)
 {
     kv_tier          *t  = s->tier;
     kv_flight        *f  = t ? &t->flight[layer] : NULL;
@@ -450,6 +466,7 @@ kvd_status kv_tier_fetch(kv_store *s, uint32_t layer, bool urgent, kvd_err *err)
 
     if (!f || f->n == 0)
         return KVD_OK;
+    t->st = stream;
     for (uint32_t first = 0; first < f->n && st == KVD_OK;) {
         uint32_t n = 0;
 
@@ -470,7 +487,7 @@ kvd_status kv_tier_fetch(kv_store *s, uint32_t layer, bool urgent, kvd_err *err)
     }
     s->counts.n_disk += f->n;
     s->counts.n_disk_urgent += urgent ? f->n : 0;
-    return urgent || st != KVD_OK ? arrived(s, layer, st) : KVD_OK;
+    return urgent || st != KVD_OK ? arrived(s, layer, st, err) : KVD_OK;
 }
 
 void kv_tier_count(const kv_store *s, kv_counts *c)

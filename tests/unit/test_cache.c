@@ -35,8 +35,9 @@ static kvd_model *open_model(const char *name)
     return m;
 }
 
-static kvd_resume resume_mode;
-static uint64_t   kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
+static kvd_resume    resume_mode;
+static kvd_kv_record record;
+static uint64_t      kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
 
 static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device)
 {
@@ -53,6 +54,7 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     p.kv_host   = cache && kv_device ? kv_host : 0;
     p.attention = &a;
     p.resume    = resume_mode;
+    p.kv_record = record;
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     return s;
@@ -303,6 +305,30 @@ static void test_disk_tier(void **state)
     kvd_model_close(m);
 }
 
+/* The same with packed records, whose text is not that of others but the same everywhere. */
+static void test_disk_tier_packed(void **state)
+{
+    kvd_model *m = open_model("qwen3");
+    uint64_t   known, want, small;
+
+    (void)state;
+    for (record = KVD_KV_RECORD_INT8; record <= KVD_KV_RECORD_INT4; record++) {
+        small = small_device(m);
+        want  = run(m, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known);
+        assert_int_equal(known, 0);
+        for (uint32_t i = 0; i < 3; i++) {
+            kv_host = i * 40000;
+            assert_true(run(m, KVD_ATTENTION_SPARSE, true, small, N_PROMPT, N_PROMPT, &known) ==
+                        want);
+            assert_int_equal(known, N_PROMPT - 1);
+        }
+        assert_true(run(m, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known) == want);
+        assert_int_equal(known, N_PROMPT - 1);
+    }
+    record = KVD_KV_RECORD_SAME;
+    kvd_model_close(m);
+}
+
 /* Cuts, other prompts, records that come late: against everything resident, step by step. */
 static void test_disk_tier_steps(void **state)
 {
@@ -379,6 +405,7 @@ static int make_dir(void **state)
     (void)state;
     kv_host     = 0;
     resume_mode = KVD_RESUME_EXACT;
+    record      = KVD_KV_RECORD_SAME;
     snprintf(dir, sizeof(dir), "/tmp/kvd-test-cache.XXXXXX");
     return mkdtemp(dir) == NULL;
 }
@@ -397,6 +424,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_hits_dense, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_growing_conversation, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_disk_tier_packed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_steps, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_resume_sparse, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_damage_is_recomputed, make_dir, remove_dir),

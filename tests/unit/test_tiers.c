@@ -14,7 +14,8 @@
 
 enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420 };
 
-static kvd_err err;
+static kvd_err       err;
+static kvd_kv_record record; /* of all sessions */
 
 static kvd_model *open_model(const char *name, const char *backend)
 {
@@ -46,6 +47,7 @@ static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, ui
     p.n_batch   = N_BATCH;
     p.n_logits  = N_BATCH;
     p.attention = a;
+    p.kv_record = record;
     if (tiers) {
         uint64_t lo = 1, hi;
 
@@ -217,6 +219,24 @@ static void test_same_text_other_indexes(void **state)
     kvd_model_close(m);
 }
 
+/* Packed records: wherever they lie, everything works with what they say. */
+static void test_same_text_packed(void **state)
+{
+    kvd_attention_params a = sparse(96, 2.0f), d = KVD_ATTENTION_PARAMS_INIT;
+    kvd_model           *m = open_model("qwen3", "cpu"), *r = open_model("llama", "ref");
+
+    (void)state;
+    d.mode = KVD_ATTENTION_DENSE;
+    for (record = KVD_KV_RECORD_INT8; record <= KVD_KV_RECORD_INT4; record++) {
+        same_text(m, &a);
+        same_text(m, &d);
+        same_text(r, &a);
+    }
+    record = KVD_KV_RECORD_SAME;
+    kvd_model_close(m);
+    kvd_model_close(r);
+}
+
 /* The backend "ref" keeps the same rule. */
 static void test_same_text_ref(void **state)
 {
@@ -386,10 +406,15 @@ static void test_set_attention(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_text_dense),         cmocka_unit_test(test_same_text_sparse),
-        cmocka_unit_test(test_same_text_other_indexes), cmocka_unit_test(test_same_text_ref),
-        cmocka_unit_test(test_whole_budget_is_dense),   cmocka_unit_test(test_sequences_do_not_mix),
-        cmocka_unit_test(test_canceled_prompt),         cmocka_unit_test(test_set_attention),
+        cmocka_unit_test(test_same_text_dense),
+        cmocka_unit_test(test_same_text_sparse),
+        cmocka_unit_test(test_same_text_other_indexes),
+        cmocka_unit_test(test_same_text_ref),
+        cmocka_unit_test(test_same_text_packed),
+        cmocka_unit_test(test_whole_budget_is_dense),
+        cmocka_unit_test(test_sequences_do_not_mix),
+        cmocka_unit_test(test_canceled_prompt),
+        cmocka_unit_test(test_set_attention),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
