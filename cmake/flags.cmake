@@ -33,7 +33,7 @@ function(kvd_set_isa_flags)
     elseif(NOT src MATCHES "/cpu_(index|record)_[a-z0-9_]*\\.c$")
       continue()
     endif()
-    if(src MATCHES "/cpu_(index|record)_[a-z0-9_]*\\.c$") # results that all levels share bit for bit
+    if(src MATCHES "/cpu_(index|record)_[a-z0-9_]*\\.c$") # the same bits at all levels
       list(APPEND flags -ffp-contract=off)
     endif()
     set_source_files_properties(${src} PROPERTIES COMPILE_OPTIONS "${flags}")

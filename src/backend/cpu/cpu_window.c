@@ -220,10 +220,9 @@ static void window_item(void *ctx, uint32_t item, uint32_t thread)
 kvd_status cpu_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err)
 {
     cpu_backend   *be     = st->be;
+    const uint64_t each   = be->at_scratch_bytes / be->base.n_thread;
     const uint32_t n_lane = a->n_seq * a->n_kv_head;
-    window_job     j      = { .a         = a,
-                              .ranking   = be->at_scratch,
-                              .slots_max = be->at_scratch_bytes / be->base.n_thread / sizeof(candidate) };
+    window_job     j = { .a = a, .ranking = be->at_scratch, .slots_max = each / sizeof(candidate) };
 
     (void)err;
     if (n_lane <= LANES_ALONE || be->base.n_thread < 2) {
