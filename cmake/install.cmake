@@ -19,6 +19,9 @@ if(NOT KVD_SANITIZE)
     DEPENDS kvdrive_objects $<TARGET_OBJECTS:kvdrive_objects>
     COMMAND_EXPAND_LISTS VERBATIM)
   add_custom_target(kvdrive_archive ALL DEPENDS ${KVD_ARCHIVE})
+  # A file of the same second counts as up to date: the build's archive has to go first.
+  set(installed "\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_LIBDIR}/libkvdrive.a")
+  install(CODE "file(REMOVE \"${installed}\")")
   install(FILES ${KVD_ARCHIVE} DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 if(TARGET kvdrive)
