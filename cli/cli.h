@@ -5,6 +5,7 @@
 #ifndef KVD_CLI_H
 #define KVD_CLI_H
 
+#include <jansson.h>
 #include <stdio.h>
 
 #include "base/base.h"
@@ -86,8 +87,14 @@ kvd_status cli_tokenize_chat(const kvd_model *m, const char *messages_json, cons
 /* "1,024" */
 const char *cli_grouped(uint64_t n, char out[32]);
 double      cli_mib(uint64_t bytes);
+
+/* ---- cli_stats.c ------------------------------------------------------------------- */
+
 /* Memory by kind and rates, as --stats shows them. */
 void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_seconds, FILE *f);
+/* {"counts": every field of kvd_stats, "layers": [hit rates], "memory": the plan}; NULL: no memory.
+ */
+json_t *cli_stats_json(const kvd_session *s, const kvd_plan *plan);
 
 /* ---- cli_plan_file.c ----------------------------------------------------------------- */
 

@@ -363,8 +363,10 @@ int cli_chat(const kvd_opts *o)
         talk(&c);
     if (c.history[0])
         write_history(c.history); /* a convenience: the directory may not exist */
-    if (st == KVD_OK && kvd_opts_flag(o, "stats"))
+    if (st == KVD_OK && kvd_opts_flag(o, "stats")) {
+        (void)!kvd_session_flush(c.s, &err); /* for the counts; what failed was warned of */
         cli_print_stats(c.s, &c.plan, 0.0, stderr);
+    }
     json_decref(c.messages);
     kvd_free(c.held);
     kvd_detok_close(c.detok);

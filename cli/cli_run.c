@@ -207,13 +207,13 @@ static void print_json(const job *j)
         memcpy(&id, j->ids.data + i * sizeof(id), sizeof(id));
         json_array_append_new(ids, json_integer(id));
     }
-    root =
-        json_pack("{s:s%, s:o, s:s, s:I, s:{s:f, s:I, s:f, s:I, s:f}}", "text",
-                  j->answer.data ? j->answer.data : "", j->answer.len, "tokens", ids,
-                  "finish_reason", j->finish, "prompt_tokens", (json_int_t)j->prompt.n, "timings",
-                  "load_seconds", j->load_s, "prefill_tokens", (json_int_t)st.n_prefill,
-                  "prefill_seconds", (double)st.prefill_ns * 1e-9, "decode_tokens",
-                  (json_int_t)st.n_decode, "decode_seconds", (double)st.decode_ns * 1e-9);
+    root = json_pack("{s:s%, s:o, s:s, s:I, s:{s:f, s:I, s:f, s:I, s:f}, s:o}", "text",
+                     j->answer.data ? j->answer.data : "", j->answer.len, "tokens", ids,
+                     "finish_reason", j->finish, "prompt_tokens", (json_int_t)j->prompt.n,
+                     "timings", "load_seconds", j->load_s, "prefill_tokens",
+                     (json_int_t)st.n_prefill, "prefill_seconds", (double)st.prefill_ns * 1e-9,
+                     "decode_tokens", (json_int_t)st.n_decode, "decode_seconds",
+                     (double)st.decode_ns * 1e-9, "stats", cli_stats_json(j->s, &j->plan));
     if (root) {
         json_dumpf(root, stdout, JSON_COMPACT);
         fputc('\n', stdout);
@@ -246,9 +246,11 @@ static kvd_status run_job(job *j, kvd_err *err)
 int cli_run(const kvd_opts *o)
 {
     job        j   = { .o = o, .plan = { .struct_size = sizeof(kvd_plan) } };
-    kvd_err    err = { 0 };
-    kvd_status st  = run_job(&j, &err);
+    kvd_err    err = { 0 }, ignored = { 0 };
+    kvd_status st = run_job(&j, &err);
 
+    if (j.s && (kvd_opts_flag(o, "json") || kvd_opts_flag(o, "stats")))
+        (void)!kvd_session_flush(j.s, &ignored); /* for the counts; what failed was warned of */
     if (st == KVD_OK && kvd_opts_flag(o, "json"))
         print_json(&j);
     else if (j.answer.len && !kvd_opts_flag(o, "json"))

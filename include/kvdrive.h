@@ -399,8 +399,15 @@ typedef struct kvd_stats {
     uint64_t n_disk_read, disk_read_bytes, disk_useful_bytes;
     uint64_t disk_put_bytes, disk_aux_bytes, n_disk_refused;
     double   mass; /* mean share of the softmax that was attended, as the index estimates it */
+    uint64_t disk_tail_bytes; /* of disk_aux_bytes: tails, what is not sealed yet */
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
+/* Waits until all that was stored in cache_dir is on the disk and can be found (at most about 10
+ * s); an error: some of it is not.  Counts of what was stored are complete then. */
+KVD_API KVD_MUST_USE kvd_status kvd_session_flush(kvd_session *s, kvd_err *err);
+/* n_selected and n_hit of one layer and KV head; false: there is none. */
+KVD_API bool kvd_session_get_lane(const kvd_session *s, uint32_t layer, uint32_t kv_head,
+                                  uint64_t *n_selected, uint64_t *n_hit);
 
 /* ---- prefix cache ---------------------------------------------------------------- */
 

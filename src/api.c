@@ -406,7 +406,25 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.disk_aux_bytes     = c.disk_aux_bytes;
     st.n_disk_refused     = c.n_disk_refused;
     st.mass               = c.n_mass ? c.mass / (double)c.n_mass : 0.0;
+    st.disk_tail_bytes    = c.disk_tail_bytes;
     give_struct(out, &st, sizeof(st));
+}
+
+kvd_status kvd_session_flush(kvd_session *s, kvd_err *err)
+{
+    return kv_flush(s->kv, err);
+}
+
+bool kvd_session_get_lane(const kvd_session *s, uint32_t layer, uint32_t kv_head,
+                          uint64_t *n_selected, uint64_t *n_hit)
+{
+    const model_hparams *hp = model_get_hparams(s->model->net);
+
+    *n_selected = *n_hit = 0;
+    if (layer >= hp->n_layer || kv_head >= hp->n_kv_head)
+        return false;
+    kv_lane_counts(s->kv, layer, kv_head, n_selected, n_hit);
+    return true;
 }
 
 kvd_status kvd_cache_command(const char *dir, kvd_cache_verb verb, uint64_t max_bytes, char **json,

@@ -108,6 +108,7 @@ typedef struct kv_counts {
     uint64_t n_disk, n_disk_urgent, disk_wait_ns;
     uint64_t n_disk_read, disk_read_bytes, disk_useful_bytes;
     uint64_t disk_put_bytes, disk_aux_bytes; /* records; index and tails */
+    uint64_t disk_tail_bytes;                /* the tails alone */
     uint64_t n_disk_refused;                 /* units that were not stored */
     double   mass; /* sum over lanes and steps of the estimated mass; n_mass of them */
     uint64_t n_mass;

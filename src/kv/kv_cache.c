@@ -131,10 +131,12 @@ kvd_status kv_cache_open(kv_store *s, kvd_err *err)
 
 void kv_cache_close(kv_store *s)
 {
-    kv_cache *c = s->cache;
+    kv_cache *c   = s->cache;
+    kvd_err   err = { 0 };
 
     if (!c)
         return;
+    (void)!kv_flush(s, &err);
     kv_disk_close(c->disk);
     kvd_free(c->gather);
     kvd_free(c->aux);
@@ -431,5 +433,12 @@ kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_ma
 
 kvd_status kv_flush(kv_store *s, kvd_err *err)
 {
-    return s->cache ? kv_disk_flush(s->cache->disk, err) : KVD_OK;
+    kvd_err          why = { 0 };
+    const kvd_status st = s->cache && s->cache->disk ? kv_disk_flush(s->cache->disk, &why) : KVD_OK;
+
+    if (st != KVD_OK)
+        tell(s->cache, &why);
+    if (st != KVD_OK && err)
+        *err = why;
+    return st;
 }

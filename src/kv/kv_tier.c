@@ -502,5 +502,6 @@ void kv_tier_count(const kv_store *s, kv_counts *c)
     c->n_disk_read       = d.n_read;
     c->disk_put_bytes    = d.record_bytes_put;
     c->disk_aux_bytes    = d.aux_bytes_put + d.tail_bytes_put;
+    c->disk_tail_bytes   = d.tail_bytes_put;
     c->n_disk_refused    = d.n_put_refused + d.n_put_failed;
 }

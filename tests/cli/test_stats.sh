@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# --trace: valid JSON with nesting spans of the names that belong there, with everything resident,
-# over three tiers, resumed; an unwritable path is an error before the work.
+# --trace and --stats.  A trace is valid JSON with nesting spans of the names that belong there, all
+# resident, over three tiers, resumed; an unwritable path is an error before the work.
 # KVDRIVE is the program; runs in the source root.
 set -euo pipefail
 kvd=${KVDRIVE:?}
@@ -37,3 +37,12 @@ if "$kvd" run "${model[@]}" --raw -p x --trace "$tmp/none/trace.json" 2>"$tmp/er
     exit 1
 fi
 grep -q "none/trace.json" "$tmp/err"
+
+# The counts of a run, as JSON and for people.
+"$kvd" run "${model[@]}" --raw -f "$tmp/text" -n 300 --temp 0 --ignore-eos --json --stats \
+    --cache-dir "$tmp/other" --kv-disk-free 0 2>"$tmp/err" |
+    python3 tests/cli/check_stats.py include/kvdrive.h
+for pattern in 'hits per layer, % +[0-9.]+, [0-9.]+$' 'stored on disk .* index, .* tails' \
+    'of it index'; do
+    grep -qE "$pattern" "$tmp/err"
+done

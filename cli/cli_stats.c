@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cli_stats.c - what a session did and holds: for people (--stats) and as JSON. */
+#include <inttypes.h>
+
+#include "cli.h"
+
+#define FIELD(x)   #x, (json_int_t)st->x
+#define PLANNED(x) #x, (json_int_t)p->x
+
+static double rate(uint64_t n, uint64_t ns)
+{
+    return ns ? (double)n * 1e9 / (double)ns : 0.0;
+}
+
+static double share(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0.0;
+}
+
+/* Sums over the KV heads of a layer; false: there is no such layer. */
+static bool layer_counts(const kvd_session *s, uint32_t layer, uint64_t *n_selected,
+                         uint64_t *n_hit)
+{
+    uint64_t n, hit;
+    uint32_t h = 0;
+
+    *n_selected = *n_hit = 0;
+    for (; kvd_session_get_lane(s, layer, h, &n, &hit); h++) {
+        *n_selected += n;
+        *n_hit += hit;
+    }
+    return h > 0;
+}
+
+static void print_layers(const kvd_session *s, FILE *f)
+{
+    uint64_t n, hit;
+
+    fprintf(f, "%-22s ", "hits per layer, %");
+    for (uint32_t l = 0; layer_counts(s, l, &n, &hit); l++)
+        fprintf(f, "%s%.1f", l ? ", " : "", share(hit, n));
+    fputc('\n', f);
+}
+
+static void print_stored(const kvd_stats *st, FILE *f)
+{
+    char a[32];
+
+    if (st->disk_put_bytes + st->disk_aux_bytes + st->n_disk_refused == 0)
+        return;
+    fprintf(f, "%-22s %14.1f MiB of records, %.1f index, %.1f tails; %s units refused\n",
+            "stored on disk", cli_mib(st->disk_put_bytes),
+            cli_mib(st->disk_aux_bytes - st->disk_tail_bytes), cli_mib(st->disk_tail_bytes),
+            cli_grouped(st->n_disk_refused, a));
+}
+
+/* What sparse steps did, if there were any. */
+static void print_sparse(const kvd_session *s, const kvd_stats *st, FILE *f)
+{
+    char a[32], b[32];
+
+    if (st->n_sparse == 0)
+        return;
+    fprintf(f, "%-22s %14s of %s tokens, estimated mass %.3f\n", "attended sparsely",
+            cli_grouped(st->n_sparse, a), cli_grouped(st->n_decode, b), st->mass);
+    fprintf(f, "%-22s %14s chunks, %.1f %% of them hits, %.1f %% waited for\n", "selected",
+            cli_grouped(st->n_selected, a), share(st->n_hit, st->n_selected),
+            share(st->n_urgent, st->n_selected));
+    fprintf(f, "%-22s %14s chunks, and %s by first steps; %s evicted\n", "fetched",
+            cli_grouped(st->n_miss, a), cli_grouped(st->n_refilled, b),
+            cli_grouped(st->n_evicted, (char[32]){ 0 }));
+    fprintf(f, "%-22s %14s blocks, %s of them generated\n", "sealed",
+            cli_grouped(st->n_sealed_blocks, a), cli_grouped(st->n_grown_blocks, b));
+    fprintf(f, "%-22s %14.1f MiB up, %.1f down, %.1f up for exact attention\n", "records moved",
+            cli_mib(st->bytes_up), cli_mib(st->bytes_down), cli_mib(st->bytes_dense));
+    if (st->n_disk_read > 0)
+        fprintf(f, "%-22s %14s records, %.1f MiB in %s reads, %.1f %% useful; %.2f ms waited\n",
+                "read from disk", cli_grouped(st->n_disk, a), cli_mib(st->disk_read_bytes),
+                cli_grouped(st->n_disk_read, b), share(st->disk_useful_bytes, st->disk_read_bytes),
+                (double)st->disk_wait_ns * 1e-6);
+    fprintf(f, "%-22s %14.2f ms select, %.2f fetch, %.2f attend, per step\n", "stages",
+            (double)st->select_ns * 1e-6 / (double)st->n_sparse,
+            (double)st->fetch_ns * 1e-6 / (double)st->n_sparse,
+            (double)st->attend_ns * 1e-6 / (double)st->n_sparse);
+    print_layers(s, f);
+}
+
+void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_seconds, FILE *f)
+{
+    kvd_stats st = { .struct_size = sizeof(st) };
+    char      n[32], c[32];
+
+    kvd_session_get_stats(s, &st);
+    fprintf(f, "\n%-22s %14s %12s %12s\n", "", "tokens", "seconds", "tokens/s");
+    fprintf(f, "%-22s %14s %12.2f %12s\n", "load", "", load_seconds, "");
+    fprintf(f, "%-22s %14s %12.2f %12.1f\n", "prefill", cli_grouped(st.n_prefill, n),
+            (double)st.prefill_ns * 1e-9, rate(st.n_prefill, st.prefill_ns));
+    if (st.n_cached > 0)
+        fprintf(f, "%-22s %14s\n", "from the prefix cache", cli_grouped(st.n_cached, n));
+    fprintf(f, "%-22s %14s %12.2f %12.1f\n", "decode", cli_grouped(st.n_decode, n),
+            (double)st.decode_ns * 1e-9, rate(st.n_decode, st.decode_ns));
+    fprintf(f, "%-22s %14s of %s tokens\n", "KV cache in use", cli_grouped(st.kv_used_tokens, n),
+            cli_grouped(st.kv_capacity_tokens, c));
+    print_sparse(s, &st, f);
+    print_stored(&st, f);
+    fprintf(f, "\n%-22s %14s\n", "memory", "MiB");
+    fprintf(f, "%-22s %14.1f  (the model file, mapped or copied)\n", "weights",
+            cli_mib(plan->weight_bytes));
+    fprintf(f, "%-22s %14.1f\n", "KV cache, device", cli_mib(plan->kv_device_bytes));
+    if (plan->kv_index_bytes)
+        fprintf(f, "%-22s %14.1f\n", "  of it index", cli_mib(plan->kv_index_bytes));
+    if (plan->kv_host_bytes)
+        fprintf(f, "%-22s %14.1f\n", "KV cache, host", cli_mib(plan->kv_host_bytes));
+    fprintf(f, "%-22s %14.1f\n", "scratch", cli_mib(plan->scratch_bytes));
+    fprintf(f, "%-22s %14.1f\n", "tables", cli_mib(plan->host_bytes));
+    fprintf(f, "%-22s %14.1f\n", "planned in all", cli_mib(plan->total_bytes));
+    fprintf(f, "%-22s %14.1f  (%.1f without mapped files)\n", "resident now",
+            cli_mib(cli_rss_bytes(false)), cli_mib(cli_rss_bytes(true)));
+}
+
+/* ---- JSON --------------------------------------------------------------------------- */
+
+static double ratio(uint64_t part, uint64_t whole)
+{
+    return whole ? (double)part / (double)whole : 0.0;
+}
+
+static json_t *counts_json(const kvd_stats *st)
+{
+    json_t *o = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+        FIELD(n_prefill), FIELD(n_decode), FIELD(prefill_ns), FIELD(decode_ns),
+        FIELD(kv_used_tokens), FIELD(kv_capacity_tokens), FIELD(n_cached), FIELD(n_sparse),
+        FIELD(n_selected), FIELD(n_hit), FIELD(n_miss), FIELD(n_urgent), FIELD(n_evicted),
+        FIELD(n_refilled), FIELD(n_sealed_blocks), FIELD(n_grown_blocks));
+    json_t *more = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f}", FIELD(bytes_up),
+                             FIELD(bytes_down), FIELD(bytes_dense), FIELD(select_ns),
+                             FIELD(fetch_ns), FIELD(attend_ns), FIELD(seal_ns), "mass", st->mass,
+                             "hit_rate", ratio(st->n_hit, st->n_selected));
+    json_t *disk =
+        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", FIELD(n_disk),
+                  FIELD(n_disk_urgent), FIELD(disk_wait_ns), FIELD(n_disk_read),
+                  FIELD(disk_read_bytes), FIELD(disk_useful_bytes), FIELD(disk_put_bytes),
+                  FIELD(disk_aux_bytes), FIELD(disk_tail_bytes), FIELD(n_disk_refused));
+
+    if (json_object_update(o, more) != 0 || json_object_update(o, disk) != 0) {
+        json_decref(o);
+        o = NULL;
+    }
+    json_decref(more);
+    json_decref(disk);
+    return o;
+}
+
+/* Per layer: selected and hit chunks, their ratio, and the same ratio for each KV head. */
+static json_t *layers_json(const kvd_session *s)
+{
+    json_t  *list = json_array();
+    uint64_t n, hit, n_lane, n_lane_hit;
+
+    for (uint32_t l = 0; layer_counts(s, l, &n, &hit); l++) {
+        json_t *heads = json_array();
+
+        for (uint32_t h = 0; kvd_session_get_lane(s, l, h, &n_lane, &n_lane_hit); h++)
+            json_array_append_new(heads, json_real(ratio(n_lane_hit, n_lane)));
+        json_array_append_new(list, json_pack("{s:I, s:I, s:f, s:o}", "n_selected", (json_int_t)n,
+                                              "n_hit", (json_int_t)hit, "hit_rate", ratio(hit, n),
+                                              "heads", heads));
+    }
+    return list;
+}
+
+static json_t *memory_json(const kvd_plan *p)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b}",
+                     PLANNED(weight_bytes), PLANNED(kv_bytes), PLANNED(scratch_bytes),
+                     PLANNED(host_bytes), PLANNED(total_bytes), PLANNED(kv_device_bytes),
+                     PLANNED(kv_host_bytes), PLANNED(kv_raw_bytes), PLANNED(kv_window_bytes),
+                     PLANNED(kv_stage_bytes), PLANNED(kv_index_bytes), PLANNED(kv_map_bytes),
+                     PLANNED(window_tokens), "kv_spills", p->kv_spills, "kv_resident",
+                     p->kv_resident);
+}
+
+json_t *cli_stats_json(const kvd_session *s, const kvd_plan *plan)
+{
+    kvd_stats st = { .struct_size = sizeof(st) };
+
+    kvd_session_get_stats(s, &st);
+    return json_pack("{s:o, s:o, s:o}", "counts", counts_json(&st), "layers", layers_json(s),
+                     "memory", memory_json(plan));
+}
