@@ -260,6 +260,10 @@ typedef struct kvd_attention_params {
     /* How query heads share a KV head's selection: "mean", "max", "mean-chunks", "logits".
      * NULL: "mean" */
     const char *group_rule;
+    /* Windows in budgets per layer and KV head, [layer][KV head], at least 1 each, in place of cap;
+     * NULL: cap for all.  Read during the call */
+    const float *caps;
+    uint32_t     n_caps; /* layers times KV heads */
 } kvd_attention_params;
 #define KVD_ATTENTION_PARAMS_INIT                   \
     {                                               \

@@ -250,11 +250,11 @@ typedef struct kvd_select_seq {
     uint32_t        row;         /* of q and kept_lse */
     uint32_t        first_chunk; /* chunks [first_chunk, n_chunk) may be selected */
     uint32_t        n_chunk;     /* all of them in indexed blocks; <= KVD_SELECT_CHUNKS */
-    uint32_t        k;           /* select at most so many, per KV head */
+    const uint32_t *k;           /* [n_kv_head] select at most so many */
     const uint64_t *iblock;      /* byte offsets into index.pool */
     float          *score;       /* out [n_chunk]; in [0, 1]; 0 below first_chunk */
     uint16_t       *ema;         /* in, out [n_chunk] or NULL; a new chunk's is 0 */
-    uint32_t       *sel;         /* out [k] */
+    uint32_t       *sel;         /* out [k of the KV head] */
 } kvd_select_seq;
 
 typedef struct kvd_select_result {

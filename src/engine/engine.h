@@ -48,12 +48,18 @@ typedef struct engine_attention {
     kv_policy            policy;
 } engine_attention;
 
+/* Borrows in->caps, unless they are all equal: then there is only cap. */
 kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t chunk_tokens,
-                                     uint32_t head_dim, engine_attention *out, kvd_err *err);
+                                     const model_hparams *hp, engine_attention *out, kvd_err *err);
 bool       engine_attention_sparse(const engine_attention *a, uint32_t n_ctx); /* ever */
 uint32_t   engine_attention_budget(const engine_attention *a, uint32_t n);     /* after n tokens */
-uint32_t engine_attention_window(const engine_attention *a, uint32_t n_ctx, uint32_t chunk_tokens);
-void     engine_attention_apply(kvd_session *s); /* hands it to the store */
+/* Tokens of the window of a lane, a (layer, KV head); without caps all are the same. */
+uint32_t engine_attention_window(const engine_attention *a, uint32_t n_ctx, uint32_t chunk_tokens,
+                                 uint32_t lane);
+uint32_t engine_attention_largest(const engine_attention *a, uint32_t n_ctx, uint32_t chunk_tokens);
+/* Makes it the session's; the session has its own copy of caps. */
+void engine_attention_keep(kvd_session *s, const engine_attention *a);
+void engine_attention_apply(kvd_session *s); /* hands it to the store */
 /* After a prompt: in which mode the sequence goes on. */
 void       engine_attention_admit(kvd_session *s, uint32_t seq);
 kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_params *p,
@@ -82,13 +88,13 @@ struct kvd_session {
     kvd_model         *model;
     kvd_session_params params; /* complete: no zeros left but kv_device and kv_host */
     engine_attention   attention;
-    bool               sparse;        /* whether sequences can be sparse at all */
-    uint32_t           window_tokens; /* what windows were planned for */
-    bool               cached;        /* there is a prefix cache */
-    kv_store          *kv;
-    engine_buffers     buf;
-    engine_seq        *seq;    /* [n_seq] */
-    int32_t           *tokens; /* [n_seq][n_ctx], where seq[i].token points */
+    float         *caps;   /* [n_layer][n_kv_head] where attention.params.caps points, if it does */
+    bool           sparse; /* whether sequences can be sparse at all */
+    bool           cached; /* there is a prefix cache */
+    kv_store      *kv;
+    engine_buffers buf;
+    engine_seq    *seq;    /* [n_seq] */
+    int32_t       *tokens; /* [n_seq][n_ctx], where seq[i].token points */
 
     /* of the batch under way, [n_batch] each */
     kvd_kv_seq *part;     /* contiguous rows per sequence */

@@ -14,6 +14,8 @@
 #define BUDGET_MAX          4096u
 #define BUDGET_DIVISOR      16u
 #define CAP_DEFAULT         2.0f
+#define CAP_MIN             1.0f
+#define CAP_MAX             1024.0f
 #define ALPHA_DEFAULT       0.5f
 
 /* ---- names -------------------------------------------------------------------------- */
@@ -114,7 +116,7 @@ static kvd_status check_numbers(const kvd_attention_params *p, kvd_err *err)
     if (!(p->budget_share >= 0.0f && p->budget_share <= 1.0f))
         return kvd_fail(err, KVD_E_INVAL, 0, "budget of %g of the prompt: expected 0 to 1",
                         (double)p->budget_share);
-    if (!(p->cap >= 1.0f && p->cap <= 1024.0f))
+    if (!(p->cap >= CAP_MIN && p->cap <= CAP_MAX))
         return kvd_fail(err, KVD_E_INVAL, 0, "window of %g budgets (--cap): expected 1 to 1,024",
                         (double)p->cap);
     if (!(p->ema_alpha > 0.0f && p->ema_alpha <= 1.0f))
@@ -142,8 +144,34 @@ static kvd_evict_policy evict_policy(kvd_evict e)
     return KVD_EVICT_EMA;
 }
 
+/* Caps of lanes: cap becomes the largest; equal ones are no more than that. */
+static kvd_status complete_caps(kvd_attention_params *p, const model_hparams *hp, kvd_err *err)
+{
+    const uint32_t n     = hp->n_layer * hp->n_kv_head;
+    bool           equal = true;
+
+    if (!p->caps)
+        return KVD_OK;
+    if (p->n_caps != n)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "windows for %u lanes; the model has %u layers x %u KV heads", p->n_caps,
+                        hp->n_layer, hp->n_kv_head);
+    p->cap = p->caps[0];
+    for (uint32_t i = 0; i < n; i++) {
+        if (!(p->caps[i] >= CAP_MIN && p->caps[i] <= CAP_MAX))
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "window of %g budgets in layer %u, KV head %u: expected 1 to 1,024",
+                            (double)p->caps[i], i / hp->n_kv_head, i % hp->n_kv_head);
+        equal  = equal && !(p->caps[i] < p->caps[0]) && !(p->caps[i] > p->caps[0]);
+        p->cap = p->caps[i] > p->cap ? p->caps[i] : p->cap;
+    }
+    if (equal)
+        p->caps = NULL;
+    return KVD_OK;
+}
+
 kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t chunk_tokens,
-                                     uint32_t head_dim, engine_attention *out, kvd_err *err)
+                                     const model_hparams *hp, engine_attention *out, kvd_err *err)
 {
     kvd_attention_params *p    = &out->params;
     kvd_gqa_rule          rule = KVD_GQA_MEAN_KEPT;
@@ -155,8 +183,9 @@ kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t ch
         p->cap = CAP_DEFAULT;
     if (p->ema_alpha == 0.0f)
         p->ema_alpha = ALPHA_DEFAULT;
+    KVD_TRY(complete_caps(p, hp, err));
     KVD_TRY(check_numbers(p, err));
-    KVD_TRY(parse_index(p->index ? p->index : "mean-int4+radius", chunk_tokens, head_dim,
+    KVD_TRY(parse_index(p->index ? p->index : "mean-int4+radius", chunk_tokens, hp->head_dim,
                         &out->index, err));
     KVD_TRY(parse_rule(p->group_rule ? p->group_rule : "mean", &rule, err));
     p->index = p->group_rule = NULL; /* borrowed for this call only */
@@ -165,7 +194,8 @@ kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t ch
                                             .alpha    = p->ema_alpha,
                                             .top_p    = p->top_p,
                                             .strict   = p->fetch == KVD_FETCH_STRICT,
-                                            .selected = p->attend == KVD_ATTEND_SELECTED };
+                                            .selected = p->attend == KVD_ATTEND_SELECTED,
+                                            .caps     = p->caps };
     if (p->evict == KVD_EVICT_BY_LOOKAHEAD)
         out->policy.alpha = 1.0f; /* the average is this step's score */
     return KVD_OK;
@@ -194,25 +224,59 @@ uint32_t engine_attention_budget(const engine_attention *a, uint32_t n)
     return (uint32_t)kvd_min_u64(BUDGET_MAX, kvd_max_u64(BUDGET_MIN, n / BUDGET_DIVISOR));
 }
 
-uint32_t engine_attention_window(const engine_attention *a, uint32_t n_ctx, uint32_t chunk_tokens)
+static uint32_t window_of(const engine_attention *a, uint32_t n_ctx, uint32_t chunk_tokens,
+                          float cap)
 {
     const uint64_t chunks = kvd_div_up(engine_attention_budget(a, n_ctx), chunk_tokens);
     const uint64_t most   = kvd_div_up(n_ctx, chunk_tokens);
-    const double   window = ceil((double)chunks * (double)a->params.cap);
+    const double   window = ceil((double)chunks * (double)cap);
 
     return (uint32_t)kvd_min_u64(kvd_max_u64(1, window < (double)most ? (uint64_t)window : most),
                                  KVD_SLOT_NONE - 1) *
            chunk_tokens;
 }
 
+uint32_t engine_attention_window(const engine_attention *a, uint32_t n_ctx, uint32_t chunk_tokens,
+                                 uint32_t lane)
+{
+    return window_of(a, n_ctx, chunk_tokens, a->params.caps ? a->params.caps[lane] : a->params.cap);
+}
+
+uint32_t engine_attention_largest(const engine_attention *a, uint32_t n_ctx, uint32_t chunk_tokens)
+{
+    return window_of(a, n_ctx, chunk_tokens, a->params.cap);
+}
+
+void engine_attention_keep(kvd_session *s, const engine_attention *a)
+{
+    s->attention = *a;
+    if (a->params.caps)
+        s->attention.params.caps =
+            memcpy(s->caps, a->params.caps, a->params.n_caps * sizeof(*s->caps));
+    s->attention.policy.caps = s->attention.params.caps;
+}
+
+/* FNV-1a. */
+static uint64_t hash_caps(const kvd_attention_params *p)
+{
+    const uint8_t *b = (const uint8_t *)p->caps;
+    uint64_t       h = 0xcbf29ce484222325u;
+
+    for (size_t i = 0; i < p->n_caps * sizeof(*p->caps); i++)
+        h = (h ^ b[i]) * 0x100000001b3u;
+    return h;
+}
+
 /* Policy, and what generated blocks in the store are named by. */
 void engine_attention_apply(kvd_session *s)
 {
-    const kvd_attention_params *p = &s->attention.params;
+    const kvd_attention_params *p    = &s->attention.params;
+    const uint64_t              caps = p->caps ? hash_caps(p) : 0;
     const struct {
         uint32_t mode, dense_below, budget, fetch, attend, evict, rule;
         float    share, cap, alpha, top_p;
         uint32_t n_sink, n_local;
+        uint32_t caps[2]; /* left out where there are none */
     } options = { (uint32_t)p->mode,
                   p->dense_below,
                   p->budget,
@@ -225,10 +289,12 @@ void engine_attention_apply(kvd_session *s)
                   p->ema_alpha,
                   p->top_p,
                   s->params.n_sink,
-                  s->params.n_local };
+                  s->params.n_local,
+                  { (uint32_t)caps, (uint32_t)(caps >> 32) } };
 
     kv_set_policy(s->kv, &s->attention.policy);
-    kv_set_provenance(s->kv, &options, sizeof(options));
+    kv_set_provenance(s->kv, &options,
+                      sizeof(options) - (p->caps ? 0 : (uint32_t)sizeof(options.caps)));
 }
 
 /* ---- sequences ----------------------------------------------------------------------- */
@@ -242,24 +308,38 @@ void engine_attention_admit(kvd_session *s, uint32_t seq)
                  a->params.cap);
 }
 
+/* Whether the session has room for windows of that kind. */
+static kvd_status check_windows(const kvd_session *s, const engine_attention *a, kvd_err *err)
+{
+    const model_hparams *hp = model_get_hparams(s->model->net);
+
+    for (uint32_t i = 0; i < hp->n_layer * hp->n_kv_head; i++) {
+        const uint32_t layer = i / hp->n_kv_head, head = i % hp->n_kv_head;
+        const uint32_t want =
+            engine_attention_window(a, s->params.n_ctx, s->params.chunk_tokens, i);
+        const uint32_t have = s->sparse ? kv_lane_window(s->kv, layer, head) : 0;
+
+        if (want > have)
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "sparse attention with windows of %u tokens (layer %u, KV head %u): "
+                            "the session was opened for %u",
+                            want, layer, head, have);
+    }
+    return KVD_OK;
+}
+
 kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_params *p, kvd_err *err)
 {
     const kvd_session_params *sp = &s->params;
     engine_attention          a;
-    uint32_t                  window;
 
-    KVD_TRY(engine_attention_complete(p, sp->chunk_tokens,
-                                      model_get_hparams(s->model->net)->head_dim, &a, err));
-    window = engine_attention_window(&a, sp->n_ctx, sp->chunk_tokens);
+    KVD_TRY(
+        engine_attention_complete(p, sp->chunk_tokens, model_get_hparams(s->model->net), &a, err));
     if (engine_attention_sparse(&a, sp->n_ctx)) {
-        if (!s->sparse || window > s->window_tokens)
-            return kvd_fail(err, KVD_E_INVAL, 0,
-                            "sparse attention with windows of %u tokens: the session was opened "
-                            "for %u",
-                            window, s->sparse ? s->window_tokens : 0);
+        KVD_TRY(check_windows(s, &a, err));
         KVD_TRY(kv_set_index(s->kv, s->model->stream, &a.index, err));
     }
-    s->attention = a;
+    engine_attention_keep(s, &a);
     engine_attention_apply(s);
     for (uint32_t i = 0; i < sp->n_seq; i++)
         engine_attention_admit(s, i);

@@ -84,6 +84,7 @@ typedef struct session_shape {
     kvd_session_params p;
     engine_attention   attention;
     kv_params          kv;
+    uint32_t          *lane_tokens; /* kv.lane_tokens, or NULL; owned */
 } session_shape;
 
 static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
@@ -114,7 +115,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .sparse       = index,
         .index        = sh->attention.index,
         .window_tokens =
-            sparse ? engine_attention_window(&sh->attention, p->n_ctx, p->chunk_tokens) : 0,
+            sparse ? engine_attention_largest(&sh->attention, p->n_ctx, p->chunk_tokens) : 0,
         .cache_dir      = p->cache_dir,
         .cache_bytes    = p->cache_bytes,
         .cache_min_free = p->cache_min_free,
@@ -122,6 +123,24 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
     };
 }
 
+/* Room for windows of different sizes, where there are such. */
+static kvd_status shape_lanes(session_shape *sh, kvd_err *err)
+{
+    const uint32_t n = sh->attention.params.n_caps;
+
+    if (!sh->attention.params.caps || sh->kv.window_tokens == 0)
+        return KVD_OK;
+    sh->lane_tokens = kvd_calloc(n, sizeof(*sh->lane_tokens));
+    if (!sh->lane_tokens)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for %u window sizes", n);
+    for (uint32_t i = 0; i < n; i++)
+        sh->lane_tokens[i] =
+            engine_attention_window(&sh->attention, sh->p.n_ctx, sh->p.chunk_tokens, i);
+    sh->kv.lane_tokens = sh->lane_tokens;
+    return KVD_OK;
+}
+
+/* The caller frees lane_tokens when it has succeeded. */
 static kvd_status shape_of(const kvd_model *m, const kvd_session_params *in, session_shape *sh,
                            kvd_err *err)
 {
@@ -129,10 +148,11 @@ static kvd_status shape_of(const kvd_model *m, const kvd_session_params *in, ses
 
     KVD_TRY(complete_params(m, in, &sh->p, err));
     KVD_TRY(engine_attention_complete(in->attention ? in->attention : &defaults, sh->p.chunk_tokens,
-                                      model_get_hparams(m->net)->head_dim, &sh->attention, err));
+                                      model_get_hparams(m->net), &sh->attention, err));
     sh->p.attention = NULL; /* borrowed for the call */
     sh->kv          = kv_params_of(m, sh);
-    return KVD_OK;
+    sh->lane_tokens = NULL;
+    return shape_lanes(sh, err);
 }
 
 static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
@@ -246,16 +266,20 @@ kvd_status engine_session_plan(const kvd_model *m, const kvd_session_params *in,
                                kvd_err *err)
 {
     session_shape sh;
+    kvd_status    st;
 
     KVD_TRY(shape_of(m, in, &sh, err));
-    return fill_plan(m, &sh, out, err);
+    st = fill_plan(m, &sh, out, err);
+    kvd_free(sh.lane_tokens);
+    return st;
 }
 
 /* ---- open and close --------------------------------------------------------------- */
 
 static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
 {
-    const kvd_session_params *p = &s->params;
+    const kvd_session_params *p  = &s->params;
+    const model_hparams      *hp = model_get_hparams(s->model->net);
 
     s->part       = kvd_calloc(p->n_batch, sizeof(*s->part));
     s->out_part   = kvd_calloc(p->n_batch, sizeof(*s->out_part));
@@ -268,8 +292,9 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
     s->seq_new    = kvd_calloc(p->n_seq, sizeof(*s->seq_new));
     s->seq        = kvd_calloc(p->n_seq, sizeof(*s->seq));
     s->tokens     = kvd_calloc((size_t)p->n_seq * p->n_ctx, sizeof(*s->tokens));
-    if (!s->part || !s->out_part || !s->part_seq || !s->out_row || !s->out_seq || !s->sparse_row ||
-        !s->sparse_seq || !s->seq_rows || !s->seq_new || !s->seq || !s->tokens)
+    s->caps       = kvd_calloc((size_t)hp->n_layer * hp->n_kv_head, sizeof(*s->caps));
+    if (!s->caps || !s->part || !s->out_part || !s->part_seq || !s->out_row || !s->out_seq ||
+        !s->sparse_row || !s->sparse_seq || !s->seq_rows || !s->seq_new || !s->seq || !s->tokens)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its tables");
     for (uint32_t i = 0; i < p->n_seq; i++)
         s->seq[i].token = s->tokens + (size_t)i * p->n_ctx;
@@ -294,49 +319,46 @@ static kvd_status check_fits(const kvd_plan *plan, kvd_err *err)
                     plan->available_bytes >> 20, way);
 }
 
-kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_session_params *in,
-                               kvd_err *err)
+/* Everything that a session allocates. */
+static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *plan, kvd_err *err)
 {
-    const kvd_session_params *p    = NULL;
+    kvd_model               *m   = s->model;
+    const kvd_backend_limits lim = limits_of(m, sh);
+
+    KVD_TRY(alloc_tables(s, err));
+    KVD_TRY(engine_trace_open(s, s->params.trace_path, err));
+    sh->kv.trace = s->trace;
+    KVD_TRY(m->be->ops->reserve(m->be, &lim, err));
+    if (s->cached)
+        KVD_TRY(engine_fingerprint(m, &sh->kv, sh->kv.fingerprint, err));
+    KVD_TRY(kv_store_open(&s->kv, m->be, &sh->kv, err));
+    return m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE,
+                                 plan_buffers(m, &s->params, plan->kv_resident, &s->buf, NULL),
+                                 &s->buf.mem, err);
+}
+
+static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh, kvd_err *err)
+{
+    const kvd_session_params *p    = &sh->p;
     kvd_plan                  plan = { 0 };
-    session_shape             sh;
-    kvd_backend_limits        lim;
     kvd_session              *s;
     kvd_status                st;
 
-    *out = NULL;
-    KVD_TRY(shape_of(m, in, &sh, err));
-    KVD_TRY(fill_plan(m, &sh, &plan, err));
+    KVD_TRY(fill_plan(m, sh, &plan, err));
     KVD_TRY(check_fits(&plan, err));
     s = kvd_calloc(1, sizeof(*s));
     if (!s)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory");
-    p                = &sh.p;
-    s->model         = m;
-    s->params        = *p;
-    s->attention     = sh.attention;
-    s->sparse        = sh.kv.window_tokens > 0;
-    s->cached        = p->cache_dir != NULL;
-    s->window_tokens = sh.kv.window_tokens;
-    lim              = limits_of(m, &sh);
-    st               = alloc_tables(s, err);
-    if (st == KVD_OK)
-        st = engine_trace_open(s, p->trace_path, err);
-    sh.kv.trace = s->trace;
-    if (st == KVD_OK)
-        st = m->be->ops->reserve(m->be, &lim, err);
-    if (st == KVD_OK && p->cache_dir)
-        st = engine_fingerprint(m, &sh.kv, sh.kv.fingerprint, err);
-    if (st == KVD_OK)
-        st = kv_store_open(&s->kv, m->be, &sh.kv, err);
-    if (st == KVD_OK)
-        st = m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE,
-                                   plan_buffers(m, p, plan.kv_resident, &s->buf, NULL), &s->buf.mem,
-                                   err);
+    s->model  = m;
+    s->params = *p;
+    s->sparse = sh->kv.window_tokens > 0;
+    s->cached = p->cache_dir != NULL;
+    st        = open_parts(s, sh, &plan, err);
     if (st != KVD_OK) {
         engine_session_close(s);
         return st;
     }
+    engine_attention_keep(s, &sh->attention);
     engine_attention_apply(s);
     for (uint32_t i = 0; i < p->n_seq; i++)
         kv_seq_source(s->kv, i, s->seq[i].token, 0);
@@ -348,6 +370,19 @@ kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_sessio
             plan.scratch_bytes >> 20);
     *out = s;
     return KVD_OK;
+}
+
+kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_session_params *in,
+                               kvd_err *err)
+{
+    session_shape sh;
+    kvd_status    st;
+
+    *out = NULL;
+    KVD_TRY(shape_of(m, in, &sh, err));
+    st = open_shape(out, m, &sh, err);
+    kvd_free(sh.lane_tokens);
+    return st;
 }
 
 void engine_session_close(kvd_session *s)
@@ -370,5 +405,6 @@ void engine_session_close(kvd_session *s)
     kvd_free(s->seq_new);
     kvd_free(s->seq);
     kvd_free(s->tokens);
+    kvd_free(s->caps);
     kvd_free(s);
 }

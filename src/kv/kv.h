@@ -45,6 +45,9 @@ typedef struct kv_params {
     bool           sparse;        /* sealed blocks are indexed; the rest is read only then */
     kvd_index_desc index;         /* chunk_tokens, block_tokens and head_dim are filled in */
     uint32_t       window_tokens; /* of the largest window of a lane */
+    /* [n_layer][n_kv_head] of each lane's window, at most window_tokens; NULL: all are of that
+     * size. Read during plan and open */
+    const uint32_t *lane_tokens;
 
     /* A directory where blocks are kept beyond the process (sparse is then asked for, too). */
     const char *cache_dir;       /* NULL: none.  Read during open */
@@ -86,6 +89,9 @@ typedef struct kv_policy {
     float            top_p;    /* 0: the whole budget */
     bool             strict;   /* all misses are waited for */
     bool             selected; /* attend to the selection alone, not to the whole window */
+    /* [n_layer][n_kv_head] windows in budgets, at least 1, in place of what kv_seq_admit() is
+     * given; NULL: that one.  Borrowed as long as the policy holds; read by kv_seq_admit() */
+    const float *caps;
 } kv_policy;
 
 /* Counted since open or the last reset. */
@@ -197,9 +203,11 @@ void kv_set_policy(kv_store *s, const kv_policy *p);
  * (KVD_E_INVAL).  Other failures leave a store to be closed. */
 kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc, kvd_err *err);
 /* After a prompt: from the next step on the sequence attends to budget tokens a lane, out of a
- * window of cap times as many (at most window_tokens).  budget 0: to everything. */
+ * window of cap times as many (at most what the lane has room for).  budget 0: to everything. */
 void kv_seq_admit(kv_store *s, uint32_t seq, uint32_t budget, float cap);
-bool kv_seq_sparse(const kv_store *s, uint32_t seq); /* whether its steps are sparse now */
+/* Tokens that a lane's window has room for. */
+uint32_t kv_lane_window(const kv_store *s, uint32_t layer, uint32_t kv_head);
+bool     kv_seq_sparse(const kv_store *s, uint32_t seq); /* whether its steps are sparse now */
 /* The next step fills the window anew: after a step that was not finished. */
 void kv_seq_restart(kv_store *s, uint32_t seq);
 

@@ -26,7 +26,6 @@ typedef struct kv_seq {
     uint64_t *block;    /* [blocks_max] byte offsets into the pool, or KV_NO_BLOCK */
     uint64_t *iblock;   /* [blocks_max] byte offsets into the index; of sealed blocks */
     uint32_t  budget;   /* chunks; 0: dense */
-    uint32_t  slots;    /* of each lane's window */
     uint32_t  step;     /* sparse steps since the last refill began; 0: the next one refills */
 } kv_seq;
 
@@ -37,7 +36,7 @@ typedef struct kv_step {
     kvd_select_result *chosen;                    /* [n_seq][n_kv_head] */
     kvd_window_seq    *window;                    /* [n_seq] */
     kvd_window_result *change;                    /* [n_seq][n_kv_head] */
-    uint32_t          *cap;                       /* [n_seq][n_kv_head] */
+    uint32_t          *k;                         /* [n_seq][n_kv_head] */
     float             *part;                      /* [n_seq][n_kv_head][part] */
     float             *lse;                       /* [n_batch][n_head] */
     float             *score;                     /* [n_seq][n_kv_head][n_chunk_max] */
@@ -80,6 +79,9 @@ struct kv_store {
     uint16_t *ema, *slot_of;    /* [lane][n_chunk_max] */
     uint32_t *chunk_of, *stamp; /* [lane][slots_max] */
     uint32_t *host_of;          /* [lane][n_chunk_max]; host tier */
+    uint32_t *lane_slots;       /* [n_layer][n_kv_head] room of a window, at most slots_max */
+    uint32_t *cap;              /* [lane] slots in use, as admitted */
+    uint64_t *lane_at;          /* [lane] offset of its sinks and slots into the pool; tiers */
     kv_step   step;
 
     uint64_t  n_free, n_used; /* raw blocks free; committed tokens */
@@ -131,7 +133,7 @@ static inline uint64_t kv_record_in_block(const kv_store *s, uint64_t block, uin
 
 static inline uint64_t kv_record_in_window(const kv_store *s, uint64_t lane, uint32_t i)
 {
-    return s->window_off + (lane * (s->sinks + s->slots_max) + i) * s->layout.record_bytes;
+    return s->lane_at[lane] + i * s->layout.record_bytes;
 }
 
 /* kv_plan.c.  Lays out maps and lists of a step one behind the other from base on and points the
@@ -139,6 +141,7 @@ static inline uint64_t kv_record_in_window(const kv_store *s, uint64_t lane, uin
 uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *base);
 uint64_t kv_map_bytes(const kv_params *p, bool resident);
 uint64_t kv_copies_max(const kv_params *p);
+uint32_t kv_lane_slots(const kv_params *p, uint64_t lane); /* lane: of a sequence */
 
 /* Where a raw block has a layer's lanes; where the stage has block number b of its layer. */
 static inline uint64_t kv_layer_of(const kv_store *s, uint64_t block, uint32_t layer)

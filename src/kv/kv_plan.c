@@ -61,16 +61,36 @@ static kvd_status refuse(const kv_sizes *z, const char *tier, uint64_t given, ui
                     z->bytes[KV_BUF_HOST] >> 20);
 }
 
+uint32_t kv_lane_slots(const kv_params *p, uint64_t lane)
+{
+    const uint32_t tokens = p->lane_tokens ? p->lane_tokens[lane] : p->window_tokens;
+
+    kvd_assert(tokens <= p->window_tokens);
+    return p->sparse ? tokens / p->chunk_tokens : 0;
+}
+
+/* Sinks and slots of all lanes of a sequence. */
+static uint64_t window_records(const kv_params *p, uint64_t lanes)
+{
+    uint64_t n = lanes * (p->n_sink / p->chunk_tokens);
+
+    if (!p->lane_tokens)
+        return n + lanes * kv_lane_slots(p, 0);
+    for (uint64_t i = 0; i < lanes; i++)
+        n += kv_lane_slots(p, i);
+    return n;
+}
+
 static void fill_tiered(const kv_params *p, kv_sizes *z, uint64_t lanes)
 {
-    const uint64_t records    = (p->n_sink + (p->sparse ? p->window_tokens : 0)) / p->chunk_tokens;
-    const kvd_record_format f = kv_record_format(p);
+    const uint64_t          records = window_records(p, lanes);
+    const kvd_record_format f       = kv_record_format(p);
     const uint64_t          record = kvd_record_raw_bytes(&f), packed = kvd_record_bytes(&f);
 
     z->resident             = false;
     z->n_raw                = kvd_min_u64(z->n_block, p->n_seq * raw_blocks(p));
     z->bytes[KV_BUF_RAW]    = z->n_raw * z->block_bytes;
-    z->bytes[KV_BUF_WINDOW] = p->n_seq * lanes * records * record;
+    z->bytes[KV_BUF_WINDOW] = p->n_seq * records * record;
     z->bytes[KV_BUF_STAGE]  = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (z->block_bytes / p->n_layer);
     z->bytes[KV_BUF_HOST]   = z->n_block * lanes * (KV_BLOCK_TOKENS / p->chunk_tokens) * packed;
     z->bytes[KV_BUF_MAP]    = kv_map_bytes(p, false);
@@ -145,12 +165,15 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
         { (void **)&s->chunk_of, 4 * lanes * slots },
         { (void **)&s->stamp, 4 * lanes * slots },
         { (void **)&s->host_of, 4 * host },
+        { (void **)&s->lane_slots, 4 * lanes / p->n_seq },
+        { (void **)&s->cap, 4 * lanes },
+        { (void **)&s->lane_at, resident ? 0 : 8 * lanes },
         { (void **)&t->span, row * sizeof(*t->span) },
         { (void **)&t->select, row * sizeof(*t->select) },
         { (void **)&t->chosen, row * sizeof(*t->chosen) },
         { (void **)&t->window, row * sizeof(*t->window) },
         { (void **)&t->change, row * sizeof(*t->change) },
-        { (void **)&t->cap, 4 * row },
+        { (void **)&t->k, 4 * row },
         { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim) },
         { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0 },
         { (void **)&t->score, 4 * row * chunks },

@@ -24,17 +24,25 @@ void kv_set_policy(kv_store *s, const kv_policy *p)
 
 void kv_seq_admit(kv_store *s, uint32_t seq, uint32_t budget, float cap)
 {
-    kv_seq  *q;
-    uint64_t slots;
+    const uint64_t chunks = kvd_div_up(budget, s->params.chunk_tokens);
+    uint64_t       least  = chunks;
 
     kvd_assert(seq < s->params.n_seq && (budget == 0 || (s->params.sparse && cap >= 1.0f)));
-    q         = &s->seq[seq];
-    q->budget = (uint32_t)kvd_div_up(budget, s->params.chunk_tokens);
-    slots     = (uint64_t)((double)q->budget * (double)cap);
-    q->slots  = (uint32_t)kvd_min_u64(slots, s->slots_max);
-    q->budget = q->budget < q->slots ? q->budget : q->slots;
-    q->step   = 0;
+    for (uint32_t i = 0; i < s->params.n_layer * s->params.n_kv_head; i++) {
+        const double   c     = (double)(s->policy.caps ? s->policy.caps[i] : cap);
+        const uint64_t slots = kvd_min_u64((uint64_t)((double)chunks * c), s->lane_slots[i]);
+
+        s->cap[kv_lane(s, seq, 0) + i] = (uint32_t)slots;
+        least                          = kvd_min_u64(least, slots);
+    }
+    s->seq[seq].budget = (uint32_t)least;
+    s->seq[seq].step   = 0;
     kv_tier_settle(s);
+}
+
+uint32_t kv_lane_window(const kv_store *s, uint32_t layer, uint32_t kv_head)
+{
+    return s->lane_slots[(uint64_t)layer * s->params.n_kv_head + kv_head] * s->params.chunk_tokens;
 }
 
 bool kv_seq_sparse(const kv_store *s, uint32_t seq)
@@ -164,13 +172,17 @@ static kvd_status score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, k
 
     a.index.lane_off = (uint64_t)q->layer * n_h * s->index.head_stride;
     for (uint32_t i = 0; i < q->n_row; i++) {
-        const kv_seq *seq = &s->seq[q->seq[i]];
+        const kv_seq   *seq = &s->seq[q->seq[i]];
+        const uint32_t *cap = s->cap + kv_lane(s, q->seq[i], q->layer);
+        uint32_t       *k   = t->k + (size_t)i * n_h;
 
+        for (uint32_t h = 0; h < n_h; h++)
+            k[h] = refills(seq) ? cap[h] : seq->budget;
         t->select[i] = (kvd_select_seq){
             .row         = q->row[i],
             .first_chunk = s->sinks,
             .n_chunk     = seq->n_sealed / s->params.chunk_tokens,
-            .k           = refills(seq) ? seq->slots : seq->budget,
+            .k           = k,
             .iblock      = seq->iblock,
             .score       = t->score + (uint64_t)i * n_h * s->n_chunk_max,
             .ema         = s->ema + kv_lane(s, q->seq[i], q->layer) * s->n_chunk_max,
@@ -200,11 +212,9 @@ static kvd_status change_windows(kv_store *s, kvd_stream *st, const kv_query *q,
         const uint64_t lane = kv_lane(s, q->seq[i], q->layer);
         const uint64_t list = (uint64_t)i * n_h * s->slots_max;
 
-        for (uint32_t h = 0; h < n_h; h++)
-            t->cap[i * n_h + h] = seq->slots;
         t->window[i] = (kvd_window_seq){ .step     = seq->step,
                                          .refill   = refills(seq),
-                                         .cap      = t->cap + (size_t)i * n_h,
+                                         .cap      = s->cap + lane,
                                          .sel      = t->sel + list,
                                          .ema      = s->ema + lane * s->n_chunk_max,
                                          .slot_of  = s->slot_of + lane * s->n_chunk_max,
@@ -444,10 +454,10 @@ static void check_lane(const kv_store *s, const kv_seq *q, uint64_t lane)
 
     for (uint32_t c = 0; c < n_chunk; c++)
         kvd_assert(slot_of[c] == KVD_SLOT_NONE ||
-                   (slot_of[c] < q->slots && chunk_of[slot_of[c]] == c && c >= s->sinks));
-    for (uint32_t i = 0; i < q->slots; i++)
+                   (slot_of[c] < s->cap[lane] && chunk_of[slot_of[c]] == c && c >= s->sinks));
+    for (uint32_t i = 0; i < s->slots_max; i++)
         kvd_assert(chunk_of[i] == KVD_CHUNK_NONE ||
-                   (chunk_of[i] < n_chunk && slot_of[chunk_of[i]] == i));
+                   (i < s->cap[lane] && chunk_of[i] < n_chunk && slot_of[chunk_of[i]] == i));
 }
 
 void kv_check_windows(const kv_store *s)

@@ -109,6 +109,24 @@ static kvd_status alloc_memory(kv_store *s, kvd_err *err)
     return ops->mem_alloc(s->be, KVD_MEM_PINNED, z[KV_BUF_HOST], &s->host, err);
 }
 
+/* Which windows lie where: sequence by sequence, lane by lane, each with its sinks in front. */
+static void place_windows(kv_store *s, const kv_params *p)
+{
+    const uint64_t lanes = (uint64_t)p->n_layer * p->n_kv_head;
+    uint64_t       at    = s->window_off;
+
+    for (uint64_t i = 0; i < lanes; i++)
+        s->lane_slots[i] = kv_lane_slots(p, i);
+    for (uint64_t i = 0; i < kv_n_lane(p); i++) {
+        s->cap[i] = 0;
+        if (s->sizes.resident)
+            continue;
+        s->lane_at[i] = at;
+        at += (s->sinks + s->lane_slots[i % lanes]) * s->layout.record_bytes;
+    }
+    kvd_assert(s->sizes.resident || at == s->stage_off);
+}
+
 kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kvd_err *err)
 {
     kvd_status st;
@@ -149,7 +167,9 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     layouts_init(s);
     fill_stacks(s);
     kv_place_map(p, sizes.resident, s, s->map.ptr);
-    st = kv_cache_open(s, err);
+    place_windows(s, p);
+    s->params.lane_tokens = NULL; /* borrowed for the call */
+    st                    = kv_cache_open(s, err);
     if (st == KVD_OK)
         st = kv_tier_open(s, err);
     if (st != KVD_OK) {

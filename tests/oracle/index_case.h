@@ -22,6 +22,12 @@ typedef struct index_shape {
     uint32_t       n_chunk[CASE_SEQ_MAX], first[CASE_SEQ_MAX], k[CASE_SEQ_MAX];
 } index_shape;
 
+/* KV heads select differently many, as windows of different size ask for. */
+static uint32_t case_k(const index_shape *sh, uint32_t s, uint32_t h)
+{
+    return sh->k[s] - (sh->k[s] > 4 ? h % 4 * (sh->k[s] / 5) : 0);
+}
+
 typedef struct index_case {
     index_shape        sh;
     kvd_kv_layout      kv;
@@ -33,7 +39,7 @@ typedef struct index_case {
     uint64_t          *block, *iblock;
     float             *q, *lse, *score;
     uint16_t          *ema, *ema_was;
-    uint32_t          *sel;
+    uint32_t          *sel, *k; /* k: [n_seq][n_kv_head] */
     kvd_select_result *result;
     kvd_select_seq     seq[CASE_SEQ_MAX];
     kvd_select_args    args;
@@ -142,6 +148,9 @@ static void case_outputs(index_case *c, kvd_rng *rng)
     c->ema_was      = case_mem(c->n_lane_chunk * sizeof(uint16_t));
     c->sel          = case_mem(n_lane * (c->k_max + 1) * sizeof(uint32_t));
     c->result       = case_mem(n_lane * sizeof(*c->result));
+    c->k            = case_mem(n_lane * sizeof(*c->k));
+    for (uint64_t i = 0; i < n_lane; i++)
+        c->k[i] = case_k(sh, (uint32_t)(i / sh->n_kv_head), (uint32_t)(i % sh->n_kv_head));
     for (uint64_t i = 0; i < sh->n_seq * (uint64_t)(sh->n_head * dim + 5); i++)
         c->q[i] = 2.5f * case_normal(rng); /* logits of deviation 2.5 and more: a peaked softmax */
     for (uint64_t i = 0; i < sh->n_seq * (uint64_t)(sh->n_head + 1); i++)
@@ -160,7 +169,7 @@ static void case_args(index_case *c)
         c->seq[s] = (kvd_select_seq){ .row         = sh->n_seq - 1 - s,
                                       .first_chunk = sh->first[s],
                                       .n_chunk     = sh->n_chunk[s],
-                                      .k           = sh->k[s],
+                                      .k           = c->k + lane,
                                       .iblock      = c->iblock + c->first_block[s],
                                       .score       = c->score + lane * c->lane_chunks,
                                       .ema         = c->ema + lane * c->lane_chunks,
@@ -221,6 +230,7 @@ static void case_close(index_case *c)
     kvd_pages_free(c->ema_was, c->n_lane_chunk * 2 + 64);
     kvd_pages_free(c->sel, n_lane * (c->k_max + 1) * 4 + 64);
     kvd_pages_free(c->result, n_lane * sizeof(*c->result) + 64);
+    kvd_pages_free(c->k, n_lane * sizeof(*c->k) + 64);
 }
 
 static kvd_backend_limits case_limits(const index_case *c)

@@ -284,11 +284,12 @@ static void naive_rule(const index_case *c, uint32_t s, uint32_t head, const dou
 }
 
 /* The best 4 k by score, ties to the lower chunk. */
-static void naive_best(const index_case *c, uint32_t s, const double *score, uint8_t *only)
+static void naive_best(const index_case *c, uint32_t s, uint32_t head, const double *score,
+                       uint8_t *only)
 {
     const uint32_t n = c->sh.n_chunk[s];
 
-    for (uint32_t left = 4 * c->sh.k[s]; left > 0; left--) {
+    for (uint32_t left = 4 * case_k(&c->sh, s, head); left > 0; left--) {
         uint32_t best = n;
 
         for (uint32_t u = c->sh.first[s]; u < n; u++) {
@@ -315,7 +316,7 @@ static double *naive_scores(const index_case *c, uint32_t s, uint32_t head)
         naive_mark_weights(c, s, head, w);
     naive_rule(c, s, head, w, score);
     if (c->sh.desc.kind == KVD_INDEX_CASCADE) {
-        naive_best(c, s, score, only);
+        naive_best(c, s, head, score, only);
         naive_key_weights(c, s, head, only, w);
         naive_rule(c, s, head, w, score);
     }

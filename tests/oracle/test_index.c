@@ -169,7 +169,7 @@ static void check_selection(const index_case *c, uint32_t s, uint32_t h)
     const uint32_t          *sel   = c->sel + lane * (c->k_max + 1);
     const kvd_select_result *r     = &c->result[lane];
     const uint32_t           first = c->sh.first[s], n = c->sh.n_chunk[s] - first;
-    const uint32_t           k      = c->sh.k[s] < n ? c->sh.k[s] : n;
+    const uint32_t           all = case_k(&c->sh, s, h), k = all < n ? all : n;
     const uint32_t           urgent = k / 8 > 1 ? k / 8 : 1;
     rank                    *order  = case_mem(n * sizeof(*order));
     double                   mass   = 0.0;
@@ -470,8 +470,9 @@ static void test_edges(void **state)
                 test_run(&c, name[b], NULL, 2);
                 for (uint32_t s = 0; s < c.sh.n_seq; s++) {
                     const uint32_t n = c.sh.n_chunk[s] - c.sh.first[s];
+                    const uint32_t k = case_k(&c.sh, s, 0);
 
-                    assert_int_equal(c.result[s].n_sel, c.sh.k[s] < n ? c.sh.k[s] : n);
+                    assert_int_equal(c.result[s].n_sel, k < n ? k : n);
                     check_ema(&c, s, 0);
                 }
             }
@@ -527,7 +528,7 @@ static void check_top_p(const index_case *c, uint32_t lane)
     qsort(order, n - first, sizeof(*order), rank_cmp);
     target = (uint64_t)((double)all * (double)c->args.top_p);
     target = target ? target : 1;
-    while (want < c->sh.k[0] && sum < target)
+    while (want < case_k(&c->sh, 0, lane) && sum < target)
         sum += (uint64_t)((double)order[want++].score * 0x1p40);
     assert_int_equal(n_sel, want);
     for (uint32_t i = 0; i < want; i++) {

@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "kv/kv.h"
+#include "kv/kv_impl.h"
 
 enum {
     N_LAYER = 6,
@@ -34,6 +34,10 @@ enum {
 
 static uint64_t seed;
 
+/* Windows by lane, for walks in which they differ. */
+static float    lane_caps[N_LAYER * N_KV];
+static uint32_t lane_tokens[N_LAYER * N_KV];
+
 typedef struct flat {
     uint32_t len[N_SEQ];
     float    stamp[N_SEQ][N_CTX];
@@ -44,7 +48,7 @@ typedef struct world {
     kvd_stream  *st;
     kv_store    *store[N_STORE];
     uint32_t     n_store;
-    bool         sparse;
+    bool         sparse, lanes; /* lanes: their windows differ */
     kvd_rng      rng;
     flat         f;
     uint32_t     next;
@@ -272,7 +276,7 @@ static kv_params walk_params(kvd_dtype type, bool sparse)
                         .window_tokens = sparse ? 224 : 0 };
 }
 
-static void world_open(world *w, kvd_dtype type, bool sparse)
+static void world_open(world *w, kvd_dtype type, bool sparse, bool lanes)
 {
     const kvd_backend_params bp  = { .name = "cpu", .n_thread = 2 };
     const kvd_backend_limits lim = { .n_token   = N_BATCH,
@@ -290,6 +294,9 @@ static void world_open(world *w, kvd_dtype type, bool sparse)
     memset(w, 0, sizeof(*w));
     w->next   = 1;
     w->sparse = sparse;
+    w->lanes  = lanes;
+    if (lanes)
+        p.lane_tokens = lane_tokens;
     kvd_rng_seed(&w->rng, seed);
     assert_int_equal(kvd_backend_open(&w->be, &bp, NULL), KVD_OK);
     assert_int_equal(w->be->ops->stream_open(w->be, &w->st, NULL), KVD_OK);
@@ -312,15 +319,43 @@ static void world_close(world *w)
     kvd_backend_close(w->be);
 }
 
-static void random_walk(kvd_dtype type, bool sparse, const kv_policy *policy)
+/* Every window that has been filled is full, up to its lane's cap. */
+static void check_filled(const kv_store *s)
+{
+    for (uint32_t q = 0; q < N_SEQ; q++) {
+        if (!kv_seq_sparse(s, q) || s->seq[q].step == 0)
+            continue;
+        for (uint32_t i = 0; i < N_LAYER * N_KV; i++) {
+            const uint64_t lane   = kv_lane(s, q, 0) + i;
+            const uint32_t budget = (64 + q * 16) / 4, n_chunk = s->seq[q].n_sealed / 4 - s->sinks;
+            const uint32_t cap = (uint32_t)((float)budget * lane_caps[i]);
+            uint32_t       n   = 0;
+
+            for (uint32_t k = 0; k < s->slots_max; k++)
+                n += s->chunk_of[lane * s->slots_max + k] != KVD_CHUNK_NONE;
+            assert_true(n <= cap && n >= (cap < n_chunk      ? cap
+                                          : budget < n_chunk ? budget
+                                                             : n_chunk));
+        }
+    }
+}
+
+/* lanes: windows differ by lane_caps; otherwise, with policy->caps, all stores but the first have
+ * those, which should then make no difference. */
+static void random_walk(kvd_dtype type, bool sparse, bool lanes, const kv_policy *policy)
 {
     static world w;
     uint32_t     n_full = 0, n_step = 0;
     kv_counts    c, c0;
 
-    world_open(&w, type, sparse);
-    for (uint32_t i = 0; i < w.n_store && policy; i++)
-        kv_set_policy(w.store[i], policy);
+    world_open(&w, type, sparse, lanes);
+    for (uint32_t i = 0; i < w.n_store && policy; i++) {
+        kv_policy p = *policy;
+
+        if (i == 0 && !lanes)
+            p.caps = NULL;
+        kv_set_policy(w.store[i], &p);
+    }
     for (int step = 0; step < N_STEP; step++) {
         const uint32_t q  = (uint32_t)kvd_rng_below(&w.rng, N_SEQ);
         const uint64_t op = kvd_rng_below(&w.rng, 10);
@@ -333,6 +368,8 @@ static void random_walk(kvd_dtype type, bool sparse, const kv_policy *policy)
             n_step += op_step(&w);
         for (uint32_t i = 0; i < w.n_store; i++)
             kv_check(w.store[i]);
+        for (uint32_t i = 0; i < w.n_store && lanes; i++)
+            check_filled(w.store[i]);
         if (step % 25 == 0)
             compare(&w);
     }
@@ -352,15 +389,15 @@ static void random_walk(kvd_dtype type, bool sparse, const kv_policy *policy)
 static void test_random_walk_dense(void **state)
 {
     (void)state;
-    random_walk(KVD_DTYPE_BF16, false, NULL);
-    random_walk(KVD_DTYPE_F32, false, NULL);
+    random_walk(KVD_DTYPE_BF16, false, false, NULL);
+    random_walk(KVD_DTYPE_F32, false, false, NULL);
 }
 
 static void test_random_walk_sparse(void **state)
 {
     (void)state;
-    random_walk(KVD_DTYPE_BF16, true, NULL);
-    random_walk(KVD_DTYPE_F32, true, NULL);
+    random_walk(KVD_DTYPE_BF16, true, false, NULL);
+    random_walk(KVD_DTYPE_F32, true, false, NULL);
 }
 
 static void test_random_walk_policies(void **state)
@@ -372,8 +409,59 @@ static void test_random_walk_policies(void **state)
                               .strict   = evict % 2,
                               .selected = evict / 2 % 2 };
 
-        random_walk(KVD_DTYPE_BF16, true, &p);
+        random_walk(KVD_DTYPE_BF16, true, false, &p);
     }
+}
+
+static void fill_caps(bool differ)
+{
+    static const float cap[] = { 1.0f, 2.0f, 1.5f, 1.25f };
+
+    for (uint32_t i = 0; i < N_LAYER * N_KV; i++) {
+        lane_caps[i]   = differ ? cap[(i + i / 4) % 4] : 2.0f;
+        lane_tokens[i] = 4 * (uint32_t)(28.0f * lane_caps[i]);
+    }
+}
+
+/* Windows of different sizes: within their lane's size, full, the same on every tier. */
+static void test_random_walk_caps(void **state)
+{
+    const kv_policy p = { .alpha = 0.5f, .caps = lane_caps };
+
+    (void)state;
+    fill_caps(true);
+    random_walk(KVD_DTYPE_BF16, true, true, &p);
+}
+
+/* The same cap in every lane is the cap for all: the same bits and counts. */
+static void test_random_walk_equal_caps(void **state)
+{
+    const kv_policy p = { .alpha = 0.5f, .caps = lane_caps };
+
+    (void)state;
+    fill_caps(false);
+    random_walk(KVD_DTYPE_BF16, true, false, &p);
+}
+
+/* A small window takes less room, by just what it is smaller. */
+static void test_caps_save_memory(void **state)
+{
+    kv_params p      = walk_params(KVD_DTYPE_BF16, true);
+    uint64_t  record = 2 * 2 * HEAD * 4, less = 0;
+    kv_sizes  z, all;
+
+    (void)state;
+    fill_caps(true);
+    p.device_bytes = 1;
+    assert_int_equal(kv_plan(&p, &all, NULL), KVD_E_INVAL);
+    p.lane_tokens = lane_tokens;
+    assert_int_equal(kv_plan(&p, &z, NULL), KVD_E_INVAL);
+    for (uint32_t i = 0; i < N_LAYER * N_KV; i++)
+        less += (224 - lane_tokens[i]) / 4 * record * N_SEQ;
+    assert_true(less > 0);
+    assert_int_equal(z.bytes[KV_BUF_WINDOW], all.bytes[KV_BUF_WINDOW] - less);
+    assert_int_equal(z.bytes[KV_BUF_MAP], all.bytes[KV_BUF_MAP]);
+    assert_int_equal(z.device_bytes, all.device_bytes - less);
 }
 
 static void test_limits_are_named(void **state)
@@ -456,9 +544,15 @@ static void test_small_tiers_are_refused(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_walk_dense),    cmocka_unit_test(test_random_walk_sparse),
-        cmocka_unit_test(test_random_walk_policies), cmocka_unit_test(test_small_tiers_are_refused),
-        cmocka_unit_test(test_limits_are_named),     cmocka_unit_test(test_plan_refuses_what_wraps),
+        cmocka_unit_test(test_random_walk_dense),
+        cmocka_unit_test(test_random_walk_sparse),
+        cmocka_unit_test(test_random_walk_caps),
+        cmocka_unit_test(test_random_walk_equal_caps),
+        cmocka_unit_test(test_caps_save_memory),
+        cmocka_unit_test(test_random_walk_policies),
+        cmocka_unit_test(test_small_tiers_are_refused),
+        cmocka_unit_test(test_limits_are_named),
+        cmocka_unit_test(test_plan_refuses_what_wraps),
     };
 
     seed = argc == 3 && strcmp(argv[1], "--seed") == 0 ? strtoull(argv[2], NULL, 0) : SEED;

@@ -528,7 +528,7 @@ static void select_rerank(select_lane *l, const float *score, float *logit)
 {
     const select_job *j     = l->j;
     const uint32_t    first = l->seq->first_chunk, n = l->seq->n_chunk - first;
-    const uint64_t    most = (uint64_t)KVD_CASCADE_FACTOR * l->seq->k;
+    const uint64_t    most = (uint64_t)KVD_CASCADE_FACTOR * l->seq->k[l->kv_head];
 
     l->n_rerank = j->k->best(score + first, n, (uint32_t)kvd_min_u64(n, most), l->bits, l->pos);
     for (uint32_t i = 0; i < l->n_rerank; i++)
@@ -599,11 +599,12 @@ static uint32_t select_best(const select_lane *l, const float *score)
     if (j->s.kind == KVD_INDEX_CASCADE) {
         for (uint32_t i = 0; i < l->n_rerank; i++)
             l->e[i] = score[l->rerank[i]];
-        n = j->k->best(l->e, l->n_rerank, l->seq->k, l->bits, l->pos);
+        n = j->k->best(l->e, l->n_rerank, l->seq->k[l->kv_head], l->bits, l->pos);
         for (uint32_t i = 0; i < n; i++)
             l->pos[i] = l->rerank[l->pos[i]];
     } else {
-        n = j->k->best(score + first, l->seq->n_chunk - first, l->seq->k, l->bits, l->pos);
+        n = j->k->best(score + first, l->seq->n_chunk - first, l->seq->k[l->kv_head], l->bits,
+                       l->pos);
         for (uint32_t i = 0; i < n; i++)
             l->pos[i] += first;
     }

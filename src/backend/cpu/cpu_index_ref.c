@@ -301,7 +301,7 @@ static void ref_select_best(ref_lane *l, uint32_t n, uint32_t *sel, kvd_select_r
     uint64_t mass = 0;
 
     ref_sort(l->key, n);
-    l->n_sel = l->seq->k < n ? l->seq->k : n;
+    l->n_sel = l->seq->k[l->kv_head] < n ? l->seq->k[l->kv_head] : n;
     if (l->a->top_p > 0.0f)
         l->n_sel = ref_top_p(l, l->n_sel);
     r->n_sel    = l->n_sel;
@@ -323,7 +323,7 @@ static void ref_select_best(ref_lane *l, uint32_t n, uint32_t *sel, kvd_select_r
 static uint32_t ref_cascade(ref_lane *l)
 {
     const uint32_t first = l->seq->first_chunk, n = l->seq->n_chunk - first;
-    const uint64_t most = (uint64_t)KVD_CASCADE_FACTOR * l->seq->k;
+    const uint64_t most = (uint64_t)KVD_CASCADE_FACTOR * l->seq->k[l->kv_head];
 
     ref_scores(l);
     for (uint32_t i = 0; i < n; i++)
