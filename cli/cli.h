@@ -101,6 +101,13 @@ json_t *cli_stats_json(const kvd_session *s, const kvd_plan *plan);
 /* What a plan file for this model belongs to. */
 void cli_plan_key(plan_key *k, const kvd_model *m, const kvd_session_params *p, const char *index,
                   uint64_t budget);
+/* --plan: its caps to *caps and from there to *a, which borrows them; without the option, NULL. The
+ * caller frees them. */
+kvd_status cli_plan_apply(float **caps, kvd_attention_params *a, const kvd_session_params *p,
+                          const kvd_model *m, const kvd_opts *o, kvd_err *err);
+/* A session as cli_session_params() and --plan have it; plan NULL: not wanted. */
+kvd_status cli_session_open(kvd_session **out, kvd_plan *plan, kvd_model *m, kvd_session_params *p,
+                            kvd_attention_params *a, const kvd_opts *o, kvd_err *err);
 
 /* ---- cli_term.c -------------------------------------------------------------------- */
 

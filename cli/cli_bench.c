@@ -196,7 +196,7 @@ static kvd_status run_case(bench *b, const bench_case *c, kvd_err *err)
     p.n_ctx    = len;
     p.n_seq    = c->n_seq;
     p.n_logits = c->n_seq;
-    KVD_TRY(kvd_session_open(&s, b->m, &p, err));
+    KVD_TRY(cli_session_open(&s, NULL, b->m, &p, &a, b->o, err));
     cli_interrupt_watch(s);
     st = KVD_OK;
     for (uint32_t q = 0; q < c->n_seq && st == KVD_OK; q++)

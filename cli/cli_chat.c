@@ -329,8 +329,7 @@ static kvd_status open_chat(chat *c, kvd_err *err)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "the model has no chat template: give one with --chat-template FILE");
     KVD_TRY(cli_session_params(&p, &a, c->o, err));
-    KVD_TRY(kvd_session_plan(c->m, &p, &c->plan, err));
-    KVD_TRY(kvd_session_open(&c->s, c->m, &p, err));
+    KVD_TRY(cli_session_open(&c->s, &c->plan, c->m, &p, &a, c->o, err));
     KVD_TRY(cli_sampler_open(&c->sm, c->m, c->o, err));
     KVD_TRY(kvd_detok_open(&c->detok, c->m, err));
     c->messages = json_array();

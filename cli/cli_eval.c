@@ -21,6 +21,7 @@ typedef struct job {
     eval_data            data;
     kvd_session_params   params; /* as the command line has them */
     kvd_attention_params base;
+    float               *caps; /* of --plan, or NULL */
     eval_configs         configs;
     const eval_task     *task[EVAL_MAX_TASK];
     uint32_t             n_task, n_sample, length;
@@ -279,10 +280,11 @@ static kvd_status run_job(job *j, kvd_err *err)
     j->n_sample = (uint32_t)kvd_opts_int(j->o, "samples");
     j->seed     = seed < 0 ? DEFAULT_SEED : (uint64_t)seed;
     KVD_TRY(cli_session_params(&j->params, &j->base, j->o, err));
-    KVD_TRY(eval_configs_open(&j->configs, &j->base, j->o, err));
     KVD_TRY(open_data(j, err));
     KVD_TRY(choose_tasks(j, err));
     KVD_TRY(open_model(j, err));
+    KVD_TRY(cli_plan_apply(&j->caps, &j->base, &j->params, j->m, j->o, err));
+    KVD_TRY(eval_configs_open(&j->configs, &j->base, j->o, err));
     if (kvd_opts_flag(j->o, "generate-only"))
         return print_samples(j, err);
     KVD_TRY(open_session(j, err));
@@ -314,6 +316,7 @@ int cli_eval(const kvd_opts *o)
     kvd_model_close(j.m);
     eval_data_close(&j.data);
     eval_configs_close(&j.configs);
+    kvd_free(j.caps);
     kvd_free(j.table.score);
     kvd_free(j.table.counts);
     return st == KVD_OK ? EXIT_OK : cli_fail(&err);

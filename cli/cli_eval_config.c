@@ -122,8 +122,11 @@ static kvd_status set_pair(eval_config *c, const char *key, const char *value, k
     for (size_t i = 0; i < KVD_COUNTOF(options); i++) {
         if (strcmp(options[i].key, key) != 0)
             continue;
-        if (value && set_option(&c->attention, &options[i], value))
+        if (value && set_option(&c->attention, &options[i], value)) {
+            if (strcmp(key, "cap") == 0)
+                c->attention.caps = NULL; /* in place of a plan's */
             return KVD_OK;
+        }
         return kvd_fail(err, KVD_E_INVAL, 0, "configuration '%s': %s is '%s', expected %s", c->name,
                         key, value ? value : "", options[i].values);
     }
@@ -232,13 +235,23 @@ void eval_configs_close(eval_configs *c)
     *c = (eval_configs){ 0 };
 }
 
+static float largest_cap(const kvd_attention_params *a)
+{
+    float most = a->caps ? a->caps[0] : a->cap;
+
+    for (uint32_t i = 1; a->caps && i < a->n_caps; i++)
+        most = a->caps[i] > most ? a->caps[i] : most;
+    return most;
+}
+
 kvd_status eval_configs_widest(const eval_configs *c, const kvd_model *m, kvd_session_params p,
                                kvd_attention_params *out, kvd_err *err)
 {
     uint64_t index_bytes = 0;
     uint32_t window      = 0;
 
-    *out = c->config[c->dense].attention;
+    *out      = c->config[c->dense].attention;
+    out->caps = NULL; /* room for the largest of a plan's windows in every lane */
     for (uint32_t i = 0; i < c->n; i++) {
         const kvd_attention_params *a    = &c->config[i].attention;
         kvd_plan                    plan = { .struct_size = sizeof(plan) };
@@ -249,7 +262,7 @@ kvd_status eval_configs_widest(const eval_configs *c, const kvd_model *m, kvd_se
             out->mode         = KVD_ATTENTION_SPARSE;
             out->budget       = a->budget;
             out->budget_share = a->budget_share;
-            out->cap          = a->cap;
+            out->cap          = largest_cap(a);
             window            = plan.window_tokens;
         }
         if (plan.kv_index_bytes > index_bytes) {

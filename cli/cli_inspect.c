@@ -174,10 +174,11 @@ static void plan_tiers(const kvd_plan *p)
 
 int cli_plan(const kvd_opts *o)
 {
-    kvd_plan             p   = { .struct_size = sizeof(p) };
-    kvd_model_info       i   = { .struct_size = sizeof(i) };
-    kvd_model           *m   = NULL;
-    kvd_err              err = { 0 };
+    kvd_plan             p    = { .struct_size = sizeof(p) };
+    kvd_model_info       i    = { .struct_size = sizeof(i) };
+    kvd_model           *m    = NULL;
+    kvd_err              err  = { 0 };
+    float               *caps = NULL;
     char                 n[32];
     kvd_session_params   sp;
     kvd_attention_params sa;
@@ -186,9 +187,12 @@ int cli_plan(const kvd_opts *o)
     if (st == KVD_OK)
         st = cli_session_params(&sp, &sa, o, &err);
     if (st == KVD_OK)
+        st = cli_plan_apply(&caps, &sa, &sp, m, o, &err);
+    if (st == KVD_OK)
         st = kvd_session_plan(m, &sp, &p, &err);
     if (st == KVD_OK)
         kvd_model_get_info(m, &i);
+    kvd_free(caps);
     kvd_model_close(m);
     if (st != KVD_OK)
         return cli_fail(&err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cli_plan_file.c - what a plan file belongs to. */
+/* cli_plan_file.c - what a plan file belongs to, and --plan FILE: the caps of a profile. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -29,4 +29,86 @@ void cli_plan_key(plan_key *k, const kvd_model *m, const kvd_session_params *p, 
                      .budget       = budget };
     name_model(&info, k->fingerprint, sizeof(k->fingerprint));
     snprintf(k->index, sizeof(k->index), "%s", index);
+}
+
+/* A budget in percent fits any plan, since caps are counted in budgets; without --budget it is the
+ * plan's own. */
+static kvd_status check_budget(kvd_attention_params *a, const plan_file *f, const kvd_opts *o,
+                               const char *path, kvd_err *err)
+{
+    if (!kvd_opts_given(o, "budget"))
+        a->budget = (uint32_t)kvd_min_u64(f->key.budget, UINT32_MAX);
+    else if (a->budget && a->budget != f->key.budget)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s is a plan for a budget of %" PRIu64 " tokens, --budget is %u", path,
+                        f->key.budget, a->budget);
+    return KVD_OK;
+}
+
+/* Reads the file as a plan for this model, and no other. */
+static kvd_status read_plan(plan_file *f, const char *path, const kvd_attention_params *a,
+                            const kvd_session_params *p, const kvd_model *m, kvd_err *err)
+{
+    kvd_buf    text = { 0 };
+    kvd_err    why  = { 0 };
+    plan_key   key;
+    kvd_status st = cli_read_file(path, PLAN_FILE_MAX_BYTES, &text, err);
+
+    if (st == KVD_OK) {
+        st = plan_file_read(f, text.data ? text.data : "", text.len, NULL, &why);
+        if (st == KVD_OK) { /* whole; and again, since its budget is known now */
+            cli_plan_key(&key, m, p, a->index, f->key.budget);
+            plan_file_free(f);
+            st = plan_file_read(f, text.data, text.len, &key, &why);
+        }
+        if (st != KVD_OK)
+            st = kvd_fail(err, st, 0, "--plan %.100s: %.380s", path, why.msg);
+    }
+    kvd_buf_free(&text);
+    return st;
+}
+
+kvd_status cli_plan_apply(float **caps, kvd_attention_params *a, const kvd_session_params *p,
+                          const kvd_model *m, const kvd_opts *o, kvd_err *err)
+{
+    const char *path = kvd_opts_text(o, "plan");
+    plan_file   f    = { 0 };
+    uint32_t    n;
+    kvd_status  st;
+
+    *caps = NULL;
+    if (!path)
+        return KVD_OK;
+    st = read_plan(&f, path, a, p, m, err);
+    n  = f.key.n_layer * f.key.n_kv_head; /* at most PLAN_MAX_GROUP */
+    if (st == KVD_OK)
+        st = check_budget(a, &f, o, path, err);
+    if (st == KVD_OK) {
+        *caps = kvd_calloc(n, sizeof(**caps));
+        if (!*caps)
+            st = kvd_fail(err, KVD_E_NOMEM, 0, "%s: no memory for %u caps", path, n);
+    }
+    if (st == KVD_OK) {
+        for (uint32_t i = 0; i < n; i++)
+            (*caps)[i] = (float)f.caps[i];
+        a->caps   = *caps;
+        a->n_caps = n;
+    }
+    plan_file_free(&f);
+    return st;
+}
+
+kvd_status cli_session_open(kvd_session **out, kvd_plan *plan, kvd_model *m, kvd_session_params *p,
+                            kvd_attention_params *a, const kvd_opts *o, kvd_err *err)
+{
+    float     *caps;
+    kvd_status st = cli_plan_apply(&caps, a, p, m, o, err);
+
+    if (st == KVD_OK && plan)
+        st = kvd_session_plan(m, p, plan, err);
+    if (st == KVD_OK)
+        st = kvd_session_open(out, m, p, err);
+    a->caps = NULL;
+    kvd_free(caps);
+    return st;
 }

@@ -146,8 +146,7 @@ static kvd_status open_session(job *j, kvd_err *err)
                         p.n_ctx < info.n_ctx_train
                             ? "a larger -c is possible"
                             : "it is the model's; --rope-scaling yarn extends it");
-    KVD_TRY(kvd_session_plan(j->m, &p, &j->plan, err));
-    KVD_TRY(kvd_session_open(&j->s, j->m, &p, err));
+    KVD_TRY(cli_session_open(&j->s, &j->plan, j->m, &p, &a, j->o, err));
     KVD_TRY(cli_sampler_open(&j->sm, j->m, j->o, err));
     return kvd_detok_open(&j->detok, j->m, err);
 }

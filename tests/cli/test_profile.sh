@@ -130,5 +130,47 @@ expect "too little" 4 'exceed|at least|capacity' \
 expect "no such directory" 1 'none/plan' \
     profile "${model[@]}" "${long[@]}" -o "$tmp/none/plan" "$text"
 
+# The plan in use: every command takes it, the same text on every tier, less memory than its
+# largest window for all.
+use=("${model[@]}" -c 9000 -b 64 --attention sparse --plan "$tmp/plan1")
+n=$((n + 1))
+head -c 2000 "$text" >"$tmp/prompt"
+say=("$kvd" run "${use[@]}" --raw -f "$tmp/prompt" -n 24 --temp 0)
+"${say[@]}" >"$tmp/resident" 2>/dev/null || fail "run with a plan"
+"${say[@]}" --kv-device 2000K >"$tmp/tiers" 2>"$tmp/err" || fail "run on tiers: $(cat "$tmp/err")"
+cmp -s "$tmp/resident" "$tmp/tiers" || fail "a plan's text depends on where records lie"
+n=$((n + 1))
+windows() {
+    "$kvd" plan "${model[@]}" -c 9000 -b 64 --attention sparse --kv-device 2000K --json "$@" |
+        python3 -c 'import json,sys; p = json.load(sys.stdin); print(p["kv_window_bytes"])'
+}
+python3 - "$tmp/plan1" "$(windows --plan "$tmp/plan1")" "$(windows --budget 96 --cap 1)" <<'PY' ||
+import json, sys
+plan = json.load(open(sys.argv[1]))
+caps = [c for layer in plan["caps"] for c in layer]
+assert len(set(caps)) > 1, caps
+slot = plan["cost"][0][0][0] * len(caps) # of all lanes, one budget
+assert int(sys.argv[2]) - int(sys.argv[3]) == slot // len(caps) * sum(c - 1 for c in caps), sys.argv
+PY
+    fail "the memory of a plan"
+expect "bench" 0 'tg4' bench "${model[@]}" -b 128 --attention sparse --plan "$tmp/plan1" -p 0 -n 4 \
+    -d 2000 --synthetic -r 1
+printf '{%% for m in messages %%}{{ m.content }}{%% endfor %%}' >"$tmp/t.jinja"
+expect "chat" 0 '' chat "${use[@]}" --chat-template "$tmp/t.jinja"
+expect "eval" 0 'planned' eval ruler "${use[@]}" --data eval/data --raw --length 2048 \
+    --tasks niah_single_1 --samples 1 --with 'planned: budget=96; same: budget=96, cap=3'
+
+other=(plan -m tests/data/tiny/llama.gguf --attention sparse --plan)
+expect "another model" 2 "plan1: .*(qwen|llama).*(qwen|llama)" "${other[@]}" "$tmp/plan1"
+expect "another budget" 2 'a budget of 96 tokens, --budget is 100' plan "${use[@]}" --budget 100
+expect "its budget" 0 'This fits' plan "${use[@]}" --budget 96
+expect "a share" 0 'This fits' plan "${use[@]}" --budget 4%
+expect "another index" 2 'mean-int4\+radius' plan "${use[@]}" --index box
+expect "another chunk" 2 'chunk' plan "${use[@]}" --chunk 8
+sed 's/"n_layer": [0-9]*/"n_layer": 9/' "$tmp/plan1" >"$tmp/bad"
+expect "contradictory" 3 'bad: ' plan "${model[@]}" --plan "$tmp/bad"
+expect "empty" 3 'null: ' plan "${model[@]}" --plan /dev/null
+expect "missing" 1 'nowhere' plan "${model[@]}" --plan "$tmp/nowhere"
+
 echo "$n checks, $failed failed"
 [ "$failed" -eq 0 ]

@@ -208,6 +208,64 @@ static void test_growing_conversation(void **state)
     kvd_model_close(m);
 }
 
+static kvd_session *open_planned(kvd_model *m, const float *caps, uint32_t n)
+{
+    kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
+    kvd_session_params   p = KVD_SESSION_PARAMS_INIT;
+    kvd_session         *s;
+
+    a.mode      = KVD_ATTENTION_SPARSE;
+    a.budget    = 96;
+    a.caps      = caps;
+    a.n_caps    = n;
+    p.n_ctx     = N_CTX;
+    p.n_batch   = N_BATCH;
+    p.cache_dir = dir;
+    p.attention = &a;
+    if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    return s;
+}
+
+/* What was generated under a plan is found again under that plan only; the prompt always is. */
+static void test_plans_are_told_apart(void **state)
+{
+    kvd_model           *m  = open_model("llama");
+    const model_hparams *hp = model_get_hparams(m->net);
+    const uint32_t       n  = hp->n_layer * hp->n_kv_head;
+    int32_t              answer[700], *t = malloc(N_CTX * sizeof(*t));
+    float                caps[3][64];
+
+    (void)state;
+    for (uint32_t i = 0; i < n; i++) {
+        caps[0][i] = caps[1][i] = 1.0f + (float)(i % 3);
+        caps[2][i]              = 1.0f + (float)((i + 1) % 3); /* the same largest */
+    }
+    for (uint32_t i = 0; i < N_PROMPT; i++)
+        t[i] = token_at(0, i);
+    for (uint32_t round = 0; round < 3; round++) {
+        kvd_stats    c = { .struct_size = sizeof(c) };
+        kvd_session *s;
+
+        s = open_planned(m, caps[round], n);
+        if (round == 0) {
+            prefill(s, N_PROMPT, N_PROMPT, 0);
+            generate(s, 700, answer);
+            memcpy(t + N_PROMPT, answer, sizeof(answer));
+        } else {
+            assert_int_equal(kvd_prefill(s, 0, t, N_PROMPT + 700, NULL, NULL, &err), KVD_OK);
+            kvd_session_get_stats(s, &c);
+            if (round == 1)
+                assert_int_equal(c.n_cached, N_PROMPT + 699);
+            else
+                assert_in_range(c.n_cached, N_PROMPT - 256, N_PROMPT);
+        }
+        kvd_session_close(s);
+    }
+    free(t);
+    kvd_model_close(m);
+}
+
 /* Changes a byte in every stretch of the data files. */
 static void damage(uint32_t step)
 {
@@ -423,6 +481,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_hits_sparse, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_hits_dense, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_growing_conversation, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_plans_are_told_apart, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_packed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_steps, make_dir, remove_dir),

@@ -237,6 +237,81 @@ static void test_same_text_packed(void **state)
     kvd_model_close(r);
 }
 
+/* n caps that differ from lane to lane, or do not. */
+static uint32_t fill_caps(const kvd_model *m, float *cap, bool differ)
+{
+    const model_hparams *hp = model_get_hparams(m->net);
+
+    for (uint32_t i = 0; i < hp->n_layer * hp->n_kv_head; i++)
+        cap[i] = differ ? 1.0f + (float)(i * 5 % 7) / 2.0f : 2.0f;
+    return hp->n_layer * hp->n_kv_head;
+}
+
+static void same_steps(kvd_session *a, kvd_session *b)
+{
+    prefill(a, 0, N_PROMPT, 0);
+    prefill(b, 0, N_PROMPT, 0);
+    for (uint32_t i = 0; i < 20; i++) {
+        const int32_t token = token_at(4, i);
+
+        step(a, &token, 1);
+        step(b, &token, 1);
+        same_logits(a, b, 0);
+    }
+    kvd_session_close(a);
+    kvd_session_close(b);
+}
+
+/* Windows of different sizes: the same text on every tier, on both backends; equal ones are no more
+ * than the cap for all. */
+static void test_caps(void **state)
+{
+    float                caps[64];
+    kvd_attention_params a = sparse(96, 0.0f), b = sparse(96, 2.0f);
+    kvd_model           *m = open_model("qwen3", "cpu"), *ref = open_model("llama", "ref");
+
+    (void)state;
+    a.caps   = caps;
+    a.n_caps = fill_caps(m, caps, true);
+    same_text(m, &a);
+    a.n_caps = fill_caps(ref, caps, true);
+    same_text(ref, &a);
+    a.n_caps = fill_caps(m, caps, false);
+    same_steps(open_session(m, &a, 1, true), open_session(m, &b, 1, true));
+    kvd_model_close(m);
+    kvd_model_close(ref);
+}
+
+/* Other caps for an open session: refused by lane where there is no room. */
+static void test_set_caps(void **state)
+{
+    float                caps[64], other[64];
+    kvd_attention_params a = sparse(96, 0.0f);
+    kvd_model           *m = open_model("qwen3", "cpu");
+    kvd_session         *s, *r;
+
+    (void)state;
+    a.caps   = caps;
+    a.n_caps = fill_caps(m, caps, true);
+    s        = open_session(m, &a, 1, true);
+    memcpy(other, caps, sizeof(caps));
+    a.caps   = other;
+    other[1] = caps[1] + 0.5f;
+    assert_int_equal(kvd_session_set_attention(s, &a, &err), KVD_E_INVAL);
+    assert_non_null(strstr(err.msg, "layer 0, KV head 1"));
+    other[1] = 0.5f;
+    assert_int_equal(kvd_session_set_attention(s, &a, &err), KVD_E_INVAL);
+    other[1] = 1.0f;
+    a.n_caps--;
+    assert_int_equal(kvd_session_set_attention(s, &a, &err), KVD_E_INVAL);
+    a.n_caps++;
+    assert_int_equal(kvd_session_set_attention(s, &a, &err), KVD_OK);
+    r = open_session(m, &a, 1, false); /* as if opened so */
+    memset(other, 0, sizeof(other));   /* borrowed for the calls only */
+    same_steps(s, r);
+    kvd_model_close(m);
+}
+
 /* The backend "ref" keeps the same rule. */
 static void test_same_text_ref(void **state)
 {
@@ -406,6 +481,8 @@ static void test_set_attention(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_caps),
+        cmocka_unit_test(test_set_caps),
         cmocka_unit_test(test_same_text_dense),
         cmocka_unit_test(test_same_text_sparse),
         cmocka_unit_test(test_same_text_other_indexes),
