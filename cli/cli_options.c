@@ -99,6 +99,9 @@ const kvd_opt cli_options[] = {
       "what --cache-dir may hold, the least recently used goes; 0: no limit" },
     { "kv-disk-free", "", KVD_OPT_SIZE, "SIZE", "1G", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
       "what stays free on the filesystem of --cache-dir" },
+    { "disk-order", "", KVD_OPT_CHOICE, "token|likeness", "token", NOLIM,
+      EVAL & ~(uint32_t)CMD_BENCH,
+      "how a long prompt's records lie on disk: in token order, or alike ones side by side" },
     { "resume", "", KVD_OPT_CHOICE, "exact|sparse", "exact", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
       "how a prompt goes on behind a prefix that --cache-dir knows: exact reads all of it; sparse "
       "takes up to 256 tokens as steps that read what they select" },

@@ -57,6 +57,7 @@ typedef struct kv_params {
 
     kvd_trace *trace; /* NULL: none.  Outlives the store */
     bool       lazy;  /* restore an index without its records: never resident, host tier a cache */
+    bool       disk_by_likeness; /* segments in cluster order, not token order */
 } kv_params;
 
 typedef enum kv_buffer {                /* what a store allocates */

@@ -29,15 +29,17 @@ static kvd_model *open_model(const char *name)
     p.n_thread      = 2;
     p.deterministic = true; /* prompts are cut where the cache ends */
     p.rope_scaling  = KVD_ROPE_LINEAR;
-    p.rope_factor   = 32.0f;
+    p.rope_factor   = 64.0f;
     if (kvd_model_open(&m, &p, &err) != KVD_OK)
         fail_msg("%s: %s", path, err.msg);
     return m;
 }
 
-static kvd_resume    resume_mode;
-static kvd_kv_record record;
-static uint64_t      kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
+static kvd_resume      resume_mode;
+static kvd_cache_order cache_order;
+static uint32_t        n_ctx = N_CTX;
+static kvd_kv_record   record;
+static uint64_t        kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
 
 static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device)
 {
@@ -45,16 +47,17 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     kvd_session_params   p = KVD_SESSION_PARAMS_INIT;
     kvd_session         *s;
 
-    a.mode      = mode;
-    a.budget    = 96;
-    p.n_ctx     = N_CTX;
-    p.n_batch   = N_BATCH;
-    p.kv_device = kv_device;
-    p.cache_dir = cache ? dir : NULL;
-    p.kv_host   = cache && kv_device ? kv_host : 0;
-    p.attention = &a;
-    p.resume    = resume_mode;
-    p.kv_record = record;
+    a.mode        = mode;
+    a.budget      = 96;
+    p.n_ctx       = n_ctx;
+    p.cache_order = cache_order;
+    p.n_batch     = N_BATCH;
+    p.kv_device   = kv_device;
+    p.cache_dir   = cache ? dir : NULL;
+    p.kv_host     = cache && kv_device ? kv_host : 0;
+    p.attention   = &a;
+    p.resume      = resume_mode;
+    p.kv_record   = record;
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     return s;
@@ -132,11 +135,30 @@ static uint64_t small_device(kvd_model *m)
 
     a.mode      = KVD_ATTENTION_SPARSE;
     a.budget    = 96;
-    p.n_ctx     = N_CTX;
+    p.n_ctx     = n_ctx;
     p.n_batch   = N_BATCH;
     p.attention = &a;
     assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
     return plan.kv_device_bytes - 1;
+}
+
+static int make_dir(void **state)
+{
+    (void)state;
+    kv_host     = 0;
+    resume_mode = KVD_RESUME_EXACT;
+    record      = KVD_KV_RECORD_SAME;
+    cache_order = KVD_CACHE_ORDER_TOKEN;
+    n_ctx       = N_CTX;
+    snprintf(dir, sizeof(dir), "/tmp/kvd-test-cache.XXXXXX");
+    return mkdtemp(dir) == NULL;
+}
+
+static int remove_dir(void **state)
+{
+    (void)state;
+    dm_dir_remove(dir);
+    return 0;
 }
 
 /* Cold, then known to the last token but one; then other endings; over every placement. */
@@ -419,6 +441,32 @@ static void test_disk_tier_steps(void **state)
     kvd_model_close(m);
 }
 
+/* A prompt long enough for a segment of 16 blocks, whose records lie in either order. */
+static void test_segments(void **state)
+{
+    kvd_model *m = open_model("llama");
+    uint64_t   known, want, small;
+
+    (void)state;
+    n_ctx = 5500;
+    small = small_device(m);
+    want  = run(m, KVD_ATTENTION_SPARSE, false, 0, 4700, 4700, NULL);
+    for (uint32_t i = 0; i < 2; i++) {
+        cache_order = i ? KVD_CACHE_ORDER_LIKENESS : KVD_CACHE_ORDER_TOKEN;
+        remove_dir(NULL);
+        for (uint32_t round = 0; round < 3; round++) {
+            kv_host = round == 2 ? 100000 : 0;
+            assert_true(run(m, KVD_ATTENTION_SPARSE, true, round ? small : 0, 4700, 4700, &known) ==
+                        want);
+            assert_int_equal(known, round ? 4699 : 0);
+        }
+        kv_host = 0; /* a prefix that ends inside the segment */
+        run(m, KVD_ATTENTION_SPARSE, true, small, 4200, 3000, &known);
+        assert_int_equal(known, 3000 / 256 * 256);
+    }
+    kvd_model_close(m);
+}
+
 /* A known prefix and a short rest as sparse steps: the text is that of a session which had
  * prefilled the prefix and then taken the rest as steps; less is read than is stored. */
 static void test_resume_sparse(void **state)
@@ -458,23 +506,6 @@ static void test_resume_sparse(void **state)
     kvd_model_close(m);
 }
 
-static int make_dir(void **state)
-{
-    (void)state;
-    kv_host     = 0;
-    resume_mode = KVD_RESUME_EXACT;
-    record      = KVD_KV_RECORD_SAME;
-    snprintf(dir, sizeof(dir), "/tmp/kvd-test-cache.XXXXXX");
-    return mkdtemp(dir) == NULL;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    dm_dir_remove(dir);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -485,6 +516,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_disk_tier, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_packed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_steps, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_segments, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_resume_sparse, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_damage_is_recomputed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_foreign_blocks_are_misses, make_dir, remove_dir),
