@@ -121,6 +121,8 @@ static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, k
     a->attend      = (kvd_attend)choice("window|selected", kvd_opts_text(o, "attend"));
     a->evict       = (kvd_evict)choice("ema|lookahead|lru|lfu|random", kvd_opts_text(o, "evict"));
     a->top_p       = (float)kvd_opts_num(o, "select-top-p");
+    a->min_mass    = (float)kvd_opts_num(o, "min-mass");
+    a->min_mass    = a->min_mass > 0.0f ? a->min_mass : -1.0f;
     a->index       = kvd_opts_text(o, "index");
     a->group_rule  = kvd_opts_text(o, "group-rule");
     return parse_budget(kvd_opts_text(o, "budget"), a, err);

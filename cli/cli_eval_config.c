@@ -29,6 +29,7 @@ static const struct option { /* named as on the command line */
     { "attend", CHOICE, "window|selected", AT(attend), 0, 0 },
     { "evict", CHOICE, "ema|lookahead|lru|lfu|random", AT(evict), 0, 0 },
     { "ema-alpha", NUMBER, "a number of 0.001 to 1", AT(ema_alpha), 0.001, 1 },
+    { "min-mass", NUMBER, "a number of -1 (never) to 1", AT(min_mass), -1, 1 },
     { "select-top-p", NUMBER, "a number of 0 to 0.999999", AT(top_p), 0, 0.999999 },
     { "index", NAME, "an index kind", AT(index), 0, 0 },
     { "group-rule", NAME, "mean, max, mean-chunks or logits", AT(group_rule), 0, 0 },

@@ -132,7 +132,7 @@ static json_t *counts_json(const kvd_stats *st)
         FIELD(n_prefill), FIELD(n_decode), FIELD(prefill_ns), FIELD(decode_ns),
         FIELD(kv_used_tokens), FIELD(kv_capacity_tokens), FIELD(n_cached), FIELD(n_sparse),
         FIELD(n_selected), FIELD(n_hit), FIELD(n_miss), FIELD(n_urgent), FIELD(n_evicted),
-        FIELD(n_refilled), FIELD(n_sealed_blocks), FIELD(n_grown_blocks));
+        FIELD(n_refilled), FIELD(n_fallback), FIELD(n_sealed_blocks), FIELD(n_grown_blocks));
     json_t *more = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f}", FIELD(bytes_up),
                              FIELD(bytes_down), FIELD(bytes_dense), FIELD(select_ns),
                              FIELD(fetch_ns), FIELD(attend_ns), FIELD(seal_ns), "mass", st->mass,

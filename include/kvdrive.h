@@ -258,7 +258,10 @@ typedef struct kvd_attention_params {
     kvd_attend    attend;
     kvd_evict     evict;
     float         ema_alpha; /* weight of the newest score; 0: 0.5 */
-    float         top_p;     /* select only until this share of the index's mass; 0: off */
+    float         min_mass;  /* attended share of the softmax, by the index's estimate, mean of 32
+                                steps: below it a sequence goes on with twice the budget, then with
+                                exact attention.  0: 0.7; negative: never */
+    float top_p;             /* select only until this share of the index's mass; 0: off */
     /* "mean", "mean-std", "box", "cluster", "quant-k", "cascade"; after a dash "bf16", "int8",
      * "int4" or (quant-k) "int2"; mean and cascade with "+radius".  NULL: "mean-int4+radius" */
     const char *index;
@@ -395,9 +398,10 @@ typedef struct kvd_stats {
 
     /* Sparse steps; chunks are counted over all layers and KV heads, a prompt's first step apart.
      */
-    uint64_t n_sparse;                          /* of n_decode: tokens that attended sparsely */
-    uint64_t n_selected, n_hit, n_miss;         /* selected = hit + miss */
-    uint64_t n_urgent;                          /* misses that a step waited for */
+    uint64_t n_sparse;                  /* of n_decode: tokens that attended sparsely */
+    uint64_t n_selected, n_hit, n_miss; /* selected = hit + miss */
+    uint64_t n_urgent;                  /* misses that a step waited for */
+    uint64_t n_fallback; /* times that a budget was doubled, or sparse attention given up */
     uint64_t n_evicted, n_refilled;             /* refilled: fetched by first steps */
     uint64_t n_sealed_blocks, n_grown_blocks;   /* of 256 tokens; grown: of generated tokens */
     uint64_t bytes_up, bytes_down, bytes_dense; /* records: to windows, to the host, to the stage */

@@ -61,7 +61,9 @@ uint32_t engine_attention_largest(const engine_attention *a, uint32_t n_ctx, uin
 void engine_attention_keep(kvd_session *s, const engine_attention *a);
 void engine_attention_apply(kvd_session *s); /* hands it to the store */
 /* After a prompt: in which mode the sequence goes on. */
-void       engine_attention_admit(kvd_session *s, uint32_t seq);
+void engine_attention_admit(kvd_session *s, uint32_t seq);
+/* After a sparse step: falls back where the attended mass stays below min_mass. */
+void       engine_attention_watch(kvd_session *s, uint32_t seq);
 kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_params *p,
                                         kvd_err *err);
 
@@ -81,7 +83,9 @@ typedef struct engine_buffers {
 typedef struct engine_seq {
     int32_t *token; /* [n_ctx] */
     uint32_t n_token;
-    bool     rope_long; /* its K was rotated with the long factors (LongRoPE) */
+    uint32_t budget;     /* tokens selected a step; 0: dense */
+    uint32_t n_fallback; /* times that it was raised or given up since the prompt */
+    bool     rope_long;  /* its K was rotated with the long factors (LongRoPE) */
 } engine_seq;
 
 struct kvd_session {

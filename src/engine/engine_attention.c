@@ -17,6 +17,8 @@
 #define CAP_MIN             1.0f
 #define CAP_MAX             1024.0f
 #define ALPHA_DEFAULT       0.5f
+#define MIN_MASS_DEFAULT    0.7f
+#define MASS_STEPS          32u /* whose mean is judged */
 
 /* ---- names -------------------------------------------------------------------------- */
 
@@ -122,6 +124,9 @@ static kvd_status check_numbers(const kvd_attention_params *p, kvd_err *err)
     if (!(p->ema_alpha > 0.0f && p->ema_alpha <= 1.0f))
         return kvd_fail(err, KVD_E_INVAL, 0, "ema_alpha is %g: expected more than 0, at most 1",
                         (double)p->ema_alpha);
+    if (!(p->min_mass <= 1.0f))
+        return kvd_fail(err, KVD_E_INVAL, 0, "min_mass is %g: expected at most 1",
+                        (double)p->min_mass);
     if (!(p->top_p >= 0.0f && p->top_p < 1.0f))
         return kvd_fail(err, KVD_E_INVAL, 0, "top_p of the selection is %g: expected 0 to below 1",
                         (double)p->top_p);
@@ -181,6 +186,8 @@ kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t ch
         p->dense_below = DENSE_BELOW_DEFAULT;
     if (p->cap == 0.0f)
         p->cap = CAP_DEFAULT;
+    if (p->min_mass == 0.0f)
+        p->min_mass = MIN_MASS_DEFAULT;
     if (p->ema_alpha == 0.0f)
         p->ema_alpha = ALPHA_DEFAULT;
     KVD_TRY(complete_caps(p, hp, err));
@@ -273,23 +280,21 @@ void engine_attention_apply(kvd_session *s)
     const kvd_attention_params *p    = &s->attention.params;
     const uint64_t              caps = p->caps ? hash_caps(p) : 0;
     const struct {
-        uint32_t mode, dense_below, budget, fetch, attend, evict, rule;
-        float    share, cap, alpha, top_p;
-        uint32_t n_sink, n_local;
+        uint8_t  choice[8]; /* mode, fetch, attend, evict, rule */
+        uint32_t dense_below, budget, n_sink, n_local;
+        float    share, cap, alpha, top_p, min_mass;
         uint32_t caps[2]; /* left out where there are none */
-    } options = { (uint32_t)p->mode,
+    } options = { { (uint8_t)p->mode, (uint8_t)p->fetch, (uint8_t)p->attend, (uint8_t)p->evict,
+                    (uint8_t)s->attention.policy.rule },
                   p->dense_below,
                   p->budget,
-                  (uint32_t)p->fetch,
-                  (uint32_t)p->attend,
-                  (uint32_t)p->evict,
-                  (uint32_t)s->attention.policy.rule,
+                  s->params.n_sink,
+                  s->params.n_local,
                   p->budget_share,
                   p->cap,
                   p->ema_alpha,
                   p->top_p,
-                  s->params.n_sink,
-                  s->params.n_local,
+                  p->min_mass,
                   { (uint32_t)caps, (uint32_t)(caps >> 32) } };
 
     kv_set_policy(s->kv, &s->attention.policy);
@@ -304,8 +309,28 @@ void engine_attention_admit(kvd_session *s, uint32_t seq)
     const uint32_t          n = kv_seq_len(s->kv, seq);
     const engine_attention *a = &s->attention;
 
-    kv_seq_admit(s->kv, seq, s->sparse && is_sparse(a, n) ? engine_attention_budget(a, n) : 0,
-                 a->params.cap);
+    s->seq[seq].budget     = s->sparse && is_sparse(a, n) ? engine_attention_budget(a, n) : 0;
+    s->seq[seq].n_fallback = 0;
+    kv_seq_admit(s->kv, seq, s->seq[seq].budget, a->params.cap);
+}
+
+/* A selection that misses too much, by the index's own estimate, is first doubled, then given up.
+ */
+void engine_attention_watch(kvd_session *s, uint32_t seq)
+{
+    engine_seq *q = &s->seq[seq];
+    double      mass;
+
+    if (s->attention.params.min_mass <= 0.0f || !kv_seq_take_mass(s->kv, seq, MASS_STEPS, &mass) ||
+        mass >= (double)s->attention.params.min_mass)
+        return;
+    q->budget = q->n_fallback == 0 ? 2 * q->budget : 0;
+    q->n_fallback++;
+    s->stats.n_fallback++;
+    kvd_log(KVD_LOG_INFO, "sequence %u: attended mass of %.2f is below %.2f, goes on %s", seq, mass,
+            (double)s->attention.params.min_mass,
+            q->budget ? "with twice the budget" : "with exact attention");
+    kv_seq_admit(s->kv, seq, q->budget, s->attention.params.cap);
 }
 
 /* Whether the session has room for windows of that kind. */

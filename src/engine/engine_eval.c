@@ -188,6 +188,8 @@ static kvd_status run_work(kvd_session *s, const work *w, kvd_err *err)
         undo_parts(s);
         return st;
     }
+    for (uint32_t i = 0; i < s->n_sparse; i++)
+        engine_attention_watch(s, s->sparse_seq[i]);
     s->n_logits = s->n_out;
     count_time(s, w->n_token, t0, kvd_now_ns());
     return KVD_OK;

@@ -209,6 +209,9 @@ void kv_seq_admit(kv_store *s, uint32_t seq, uint32_t budget, float cap);
 /* Tokens that a lane's window has room for. */
 uint32_t kv_lane_window(const kv_store *s, uint32_t layer, uint32_t kv_head);
 bool     kv_seq_sparse(const kv_store *s, uint32_t seq); /* whether its steps are sparse now */
+/* Whether n_step sparse steps were made since the last time (or the admission), and the mean share
+ * of attention that they reached in all lanes, as the index estimates it. */
+bool kv_seq_take_mass(kv_store *s, uint32_t seq, uint32_t n_step, double *mean);
 /* The next step fills the window anew: after a step that was not finished. */
 void kv_seq_restart(kv_store *s, uint32_t seq);
 

@@ -27,6 +27,8 @@ typedef struct kv_seq {
     uint64_t *iblock;   /* [blocks_max] byte offsets into the index; of sealed blocks */
     uint32_t  budget;   /* chunks; 0: dense */
     uint32_t  step;     /* sparse steps since the last refill began; 0: the next one refills */
+    double    mass;     /* of sparse steps' lanes, n_mass of them, since they were last taken */
+    uint64_t  n_mass;
 } kv_seq;
 
 /* Arrays of one step, written by select and read by fetch and attend. */

@@ -37,12 +37,27 @@ void kv_seq_admit(kv_store *s, uint32_t seq, uint32_t budget, float cap)
     }
     s->seq[seq].budget = (uint32_t)least;
     s->seq[seq].step   = 0;
+    s->seq[seq].mass   = 0.0;
+    s->seq[seq].n_mass = 0;
     kv_tier_settle(s);
 }
 
 uint32_t kv_lane_window(const kv_store *s, uint32_t layer, uint32_t kv_head)
 {
     return s->lane_slots[(uint64_t)layer * s->params.n_kv_head + kv_head] * s->params.chunk_tokens;
+}
+
+bool kv_seq_take_mass(kv_store *s, uint32_t seq, uint32_t n_step, double *mean)
+{
+    kv_seq        *q     = &s->seq[seq];
+    const uint64_t lanes = (uint64_t)s->params.n_layer * s->params.n_kv_head;
+
+    if (q->n_mass < n_step * lanes)
+        return false;
+    *mean     = q->mass / (double)q->n_mass;
+    q->mass   = 0.0;
+    q->n_mass = 0;
+    return true;
 }
 
 bool kv_seq_sparse(const kv_store *s, uint32_t seq)
@@ -236,6 +251,8 @@ static void count_lane(kv_store *s, const kv_query *q, uint32_t i, uint32_t head
 
     c->mass += (double)s->step.chosen[at].mass;
     c->n_mass++;
+    s->seq[q->seq[i]].mass += (double)s->step.chosen[at].mass;
+    s->seq[q->seq[i]].n_mass++;
     if (refills(&s->seq[q->seq[i]])) {
         c->n_refill += r->n_miss;
         return;

@@ -49,6 +49,7 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
 
     a.mode        = mode;
     a.budget      = 96;
+    a.min_mass    = -1.0f;
     p.n_ctx       = n_ctx;
     p.cache_order = cache_order;
     p.n_batch     = N_BATCH;
@@ -135,6 +136,7 @@ static uint64_t small_device(kvd_model *m)
 
     a.mode      = KVD_ATTENTION_SPARSE;
     a.budget    = 96;
+    a.min_mass  = -1.0f;
     p.n_ctx     = n_ctx;
     p.n_batch   = N_BATCH;
     p.attention = &a;
@@ -238,6 +240,7 @@ static kvd_session *open_planned(kvd_model *m, const float *caps, uint32_t n)
 
     a.mode      = KVD_ATTENTION_SPARSE;
     a.budget    = 96;
+    a.min_mass  = -1.0f;
     a.caps      = caps;
     a.n_caps    = n;
     p.n_ctx     = N_CTX;

@@ -170,9 +170,10 @@ static kvd_attention_params sparse(uint32_t budget, float cap)
 {
     kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
 
-    a.mode   = KVD_ATTENTION_SPARSE;
-    a.budget = budget;
-    a.cap    = cap;
+    a.mode     = KVD_ATTENTION_SPARSE;
+    a.budget   = budget;
+    a.cap      = cap;
+    a.min_mass = -1.0f;
     return a;
 }
 
@@ -320,6 +321,41 @@ static void test_same_text_ref(void **state)
 
     (void)state;
     same_text(m, &a);
+    kvd_model_close(m);
+}
+
+/* Attention that never suffices: the budget is doubled after 32 steps, given up after 64, at the
+ * same steps wherever the cache lies; a new prompt starts over. */
+static void test_fallback(void **state)
+{
+    kvd_attention_params a = sparse(64, 2.0f);
+    kvd_model           *m = open_model("llama", "cpu");
+    kvd_session         *s[2];
+    kvd_stats            c = { .struct_size = sizeof(c) };
+
+    (void)state;
+    a.min_mass = 1.0f;
+    for (uint32_t k = 0; k < 2; k++) {
+        s[k] = open_session(m, &a, 1, k == 1);
+        prefill(s[k], 0, N_PROMPT, 0);
+    }
+    for (uint32_t i = 0; i < 100; i++) {
+        const int32_t token = next_token(s[0], 0, i);
+
+        for (uint32_t k = 0; k < 2; k++) {
+            step(s[k], &token, 1);
+            kvd_session_get_stats(s[k], &c);
+            assert_int_equal(c.n_fallback, (i + 1) / 32 < 2 ? (i + 1) / 32 : 2);
+            assert_int_equal(c.n_sparse, i < 64 ? i + 1 : 64);
+        }
+        same_logits(s[0], s[1], 0);
+    }
+    prefill(s[0], 0, 10, 1);
+    step(s[0], &(int32_t){ 7 }, 1);
+    kvd_session_get_stats(s[0], &c);
+    assert_int_equal(c.n_sparse, 65);
+    kvd_session_close(s[0]);
+    kvd_session_close(s[1]);
     kvd_model_close(m);
 }
 
@@ -488,6 +524,7 @@ int main(void)
         cmocka_unit_test(test_same_text_other_indexes),
         cmocka_unit_test(test_same_text_ref),
         cmocka_unit_test(test_same_text_packed),
+        cmocka_unit_test(test_fallback),
         cmocka_unit_test(test_whole_budget_is_dense),
         cmocka_unit_test(test_sequences_do_not_mix),
         cmocka_unit_test(test_canceled_prompt),
