@@ -190,6 +190,7 @@ static kvd_status run_work(kvd_session *s, const work *w, kvd_err *err)
     }
     for (uint32_t i = 0; i < s->n_sparse; i++)
         engine_attention_watch(s, s->sparse_seq[i]);
+    kv_poll(s->kv);
     s->n_logits = s->n_out;
     count_time(s, w->n_token, t0, kvd_now_ns());
     return KVD_OK;

@@ -190,6 +190,8 @@ void kv_seq_store_tail(kv_store *s, uint32_t seq);
 /* From which token on a failed read has left the sequence's records missing; UINT32_MAX: none are.
  * The caller cuts the sequence there and evaluates the rest again. */
 uint32_t kv_seq_lost(const kv_store *s, uint32_t seq);
+/* Lets what is being stored go on, without waiting; of use in every step. */
+void kv_poll(kv_store *s);
 /* Waits until all that was stored can be found by others. */
 kvd_status kv_flush(kv_store *s, kvd_err *err);
 

@@ -461,6 +461,12 @@ kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_ma
     return kv_disk_find(c->disk, &query, out, err);
 }
 
+void kv_poll(kv_store *s)
+{
+    if (s->cache)
+        kv_disk_poll(s->cache->disk);
+}
+
 kvd_status kv_flush(kv_store *s, kvd_err *err)
 {
     kvd_err          why = { 0 };

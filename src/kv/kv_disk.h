@@ -131,6 +131,8 @@ kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const vo
  * publish.  A failure there drops the unit and pauses the stores. */
 kvd_status kv_disk_put_commit(kv_disk *d, kv_disk_put put, kvd_err *err);
 void       kv_disk_put_abort(kv_disk *d, kv_disk_put put);
+/* Lets what is under way go on, without waiting: for times in which nothing else is called. */
+void kv_disk_poll(kv_disk *d);
 /* Waits until every commit has ended, one way or the other.  An error: at least one failed since
  * the last flush (the first is told), or time ran out. */
 kvd_status kv_disk_flush(kv_disk *d, kvd_err *err);

@@ -507,6 +507,11 @@ static bool commits_under_way(const kv_disk *d)
     return false;
 }
 
+void kv_disk_poll(kv_disk *d)
+{
+    kv_disk_pump(d, 0);
+}
+
 kvd_status kv_disk_flush(kv_disk *d, kvd_err *err)
 {
     kvd_status st;
