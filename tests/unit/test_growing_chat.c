@@ -81,8 +81,8 @@ static void turn(chat *c, kvd_session *s, uint32_t held)
     c->n += n_answer;
 }
 
-/* Everything that went to data files, with what sessions stored when they were closed. */
-static uint64_t written_in_all(void)
+/* Of the directory, with what sessions stored when they were closed. */
+static uint64_t count_of(const char *name)
 {
     kvd_err     err = { 0 };
     const char *at;
@@ -91,7 +91,7 @@ static uint64_t written_in_all(void)
 
     if (kvd_cache_command(dir_, KVD_CACHE_STATS, 0, &json, &err) != KVD_OK)
         fail_msg("%s", err.msg);
-    at = strstr(json, "\"written_today_bytes\":");
+    at = strstr(json, name);
     assert_non_null(at);
     n = strtoull(strchr(at, ':') + 1, NULL, 10);
     kvd_free(json);
@@ -140,11 +140,12 @@ static void check(bool one_session)
     of_new = 1.0 / ((double)n * (double)i.kv_bytes_per_token);
     print_message("%s: %u turns, %u tokens: records %llu bytes (%.3f of the new tokens' records), "
                   "index %llu (%.3f), tails but those at close %llu (%.3f); in all with padding "
-                  "%.3f\n",
+                  "%.3f; %llu tails are kept\n",
                   one_session ? "one process" : "a process a turn", N_TURN, n,
                   (unsigned long long)w.record, (double)w.record * of_new,
                   (unsigned long long)w.index, (double)w.index * of_new, (unsigned long long)w.tail,
-                  (double)w.tail * of_new, (double)written_in_all() * of_new);
+                  (double)w.tail * of_new, (double)count_of("\"written_today_bytes\":") * of_new,
+                  (unsigned long long)count_of("\"tails\":"));
     assert_true((double)w.record * of_new <= 1.1);
     assert_true((double)w.record * of_new > 0.7); /* what is sealed is there */
     dm_dir_remove(dir_);
