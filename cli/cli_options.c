@@ -82,7 +82,7 @@ const kvd_opt cli_options[] = {
       "how the query heads of a KV head share a selection" },
     { "select-top-p", "", KVD_OPT_NUM, "F", "0", 0, 0.999999, EVAL,
       "select only until this share of the estimated mass; 0: the whole budget" },
-    { "min-mass", "", KVD_OPT_NUM, "F", "0.7", 0, 1, EVAL,
+    { "min-mass", "", KVD_OPT_NUM, "F", "0.7", 0, 1, EVAL & ~(uint32_t)CMD_PROFILE,
       "least share of attention that sparse steps may reach, by the index's estimate: below it the "
       "budget is doubled, then attention is exact; 0: never" },
     { "chunk", "", KVD_OPT_INT, "N", "4", 4, 16, EVAL,

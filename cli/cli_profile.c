@@ -15,7 +15,7 @@
 #define TEXT_MAX_BYTES (1ull << 30)
 
 /* Caps that a plan may choose: those that are whole numbers. */
-static const uint32_t plan_caps[] = { 1, 2, 3, 4, 6, 8 };
+static const uint32_t plan_caps[] = { 1, 2, 3, 4, 6, 8, 12, 16 };
 
 typedef struct job {
     const kvd_opts      *o;
@@ -116,8 +116,9 @@ static kvd_status open_session(job *j, kvd_err *err)
         return kvd_fail(err, KVD_E_INVAL, 0, "--steps %u: --length %u has to leave a prompt",
                         j->n_step, j->r.length);
     KVD_TRY(cli_model_open(&j->m, j->o, err));
-    j->params.n_ctx   = j->r.length;
-    j->attention.mode = KVD_ATTENTION_SPARSE;
+    j->params.n_ctx       = j->r.length;
+    j->attention.mode     = KVD_ATTENTION_SPARSE;
+    j->attention.min_mass = -1.0f; /* whatever they reach, all texts are stepped through alike */
     KVD_TRY(kvd_session_plan(j->m, &j->params, &j->plan, err));
     KVD_TRY(kvd_session_open(&j->s, j->m, &j->params, err));
     kvd_model_get_info(j->m, &info);

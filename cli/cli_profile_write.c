@@ -91,18 +91,21 @@ static void put_program(kvd_buf *b, const profile_result *r, const char *path)
     const uint32_t cap = profile_nearest_cap(kvd_opts_num(r->o, "cap"));
     const size_t   n   = strlen(path);
     const bool     png = n > 4 && strcmp(path + n - 4, ".png") == 0;
-    char           title[256];
+    char           title[160], label[128];
 
     snprintf(title, sizeof(title),
-             "%s: hits (%%) of a window of %g budgets, %s, %u of %u tokens, %" PRIu64 " steps",
-             r->model, (double)engine_profile_cap[cap], profile_policy_names[r->policy],
+             "hits (%%) of windows of %g budgets, %s, %u of %u tokens, %" PRIu64 " steps",
+             (double)engine_profile_cap[cap], profile_policy_names[r->policy],
              r->budget * r->chunk_tokens, r->length, r->n_step);
     kvd_buf_printf(b, "set terminal %s size 900,360\nset output ", png ? "png" : "svg");
     put_quoted(b, path);
-    kvd_buf_puts(b, "\nset title ");
+    kvd_buf_puts(b, "\nset xlabel ");
+    snprintf(label, sizeof(label), "layer of %.100s", r->model);
+    put_quoted(b, label);
+    kvd_buf_puts(b, " noenhanced\nset title ");
     put_quoted(b, title);
     kvd_buf_printf(b,
-                   " noenhanced\nset xlabel 'layer'\nset ylabel 'KV head'\nset cbrange [0:100]\n"
+                   " noenhanced\nset ylabel 'KV head'\nset cbrange [0:100]\n"
                    "set palette defined (0 '#2b2d6e', 50 '#d9d9d9', 100 '#b2182b')\nunset key\n"
                    "set xrange [-0.5:%u.5]\nset yrange [-0.5:%u.5]\nset ytics 1\n$hits << EOD\n",
                    r->n_layer - 1, r->n_kv_head - 1);

@@ -161,7 +161,7 @@ kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token,
 
 /* What steps select, and what windows would have held of it; counted in chunks per lane, a lane
  * being a (layer, KV head), over all steps but the first of each text. */
-#define ENGINE_PROFILE_CAPS 7u
+#define ENGINE_PROFILE_CAPS 9u
 #define ENGINE_PROFILE_POLICIES \
     6u /* those of kvd_evict, then the optimum, which knows what comes */
 #define ENGINE_PROFILE_OPTIMUM 5u

@@ -13,13 +13,15 @@
 #include "base/half.h"
 #include "engine/engine_profile.h"
 
-const float engine_profile_cap[ENGINE_PROFILE_CAPS] = { 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, 8.0f };
-const float engine_profile_top[ENGINE_PROFILE_TOPS] = { 0.25f, 0.5f, 1.0f, 2.0f, 4.0f, 8.0f };
+const float    engine_profile_cap[ENGINE_PROFILE_CAPS] = { 1.0f, 1.5f, 2.0f,  3.0f, 4.0f,
+                                                           6.0f, 8.0f, 12.0f, 16.0f };
+const float    engine_profile_top[ENGINE_PROFILE_TOPS] = { 0.25f, 0.5f, 1.0f, 2.0f, 4.0f, 8.0f };
 const uint32_t engine_profile_union[ENGINE_PROFILE_UNIONS] = { 1, 2, 4, 8, 16, 32 };
 
 /* Window numbers of a lane: policy * ENGINE_PROFILE_CAPS + cap. */
 #define N_ONLINE 5u /* policies; the optimum needs the whole trace */
 #define N_WINDOW (N_ONLINE * ENGINE_PROFILE_CAPS)
+#define LARGEST  16u /* cap */
 
 struct engine_profile {
     kvd_session         *s;
@@ -327,6 +329,9 @@ kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_
     if (s->attention.params.evict == KVD_EVICT_BY_LOOKAHEAD)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "profile: --evict lookahead keeps no average of scores to compare with");
+    if (s->attention.params.min_mass > 0.0f)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "profile: --min-mass would change the budget within a text");
     p = kvd_calloc(1, sizeof(*p));
     if (!p)
         return kvd_fail(err, KVD_E_NOMEM, 0, "profile: no memory");
@@ -338,9 +343,9 @@ kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_
         (uint32_t)kvd_div_up(engine_attention_budget(&s->attention, s->params.n_ctx), chunk);
     t->n_chunk_max = (uint32_t)kvd_align_up(s->params.n_ctx, KV_BLOCK_TOKENS) / chunk;
     t->slots_max   = engine_profile_slots(t->budget_max, ENGINE_PROFILE_CAPS - 1);
-    if (t->budget_max >= KVD_SLOT_NONE / 8)
+    if (t->slots_max >= KVD_SLOT_NONE)
         st = kvd_fail(err, KVD_E_INVAL, 0, "profile: a budget of %u chunks, at most %u",
-                      t->budget_max, KVD_SLOT_NONE / 8 - 1);
+                      t->budget_max, (KVD_SLOT_NONE - 1) / LARGEST);
     else
         st = allocate(p, err);
     if (st == KVD_OK)

@@ -56,7 +56,7 @@ assert out["texts"] == 2 and out["steps"] == 2 * 29 == plan["n_step"], out
 budget = out["budget_tokens"] // 4
 assert budget == 24, budget
 policies = ["ema", "lookahead", "lru", "lfu", "random"]
-caps = [1, 1.5, 2, 3, 4, 6, 8]
+caps = [1, 1.5, 2, 3, 4, 6, 8, 12, 16]
 total = collections.Counter()
 for lane in lanes.values():
     selected = int(lane["window", "ema", 1]["selected"])

@@ -39,6 +39,7 @@ static kvd_session *open_session(kvd_model *m, kvd_evict evict, uint32_t cap)
     a.budget    = BUDGET;
     a.cap       = engine_profile_cap[cap];
     a.evict     = evict;
+    a.min_mass  = -1.0f;
     p.n_ctx     = N_CTX;
     p.attention = &a;
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
@@ -227,6 +228,11 @@ static void test_refusals(void **state)
     assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_OK);
     assert_int_equal(engine_profile_open(&profile, s, 8, &err), KVD_E_INVAL);
     assert_null(profile);
+    kvd_session_close(s);
+    a.mode = KVD_ATTENTION_SPARSE; /* with the default of min_mass */
+    assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_OK);
+    assert_int_equal(engine_profile_open(&profile, s, 8, &err), KVD_E_INVAL);
+    assert_non_null(strstr(err.msg, "--min-mass"));
     kvd_session_close(s);
     s = open_session(m, KVD_EVICT_BY_LOOKAHEAD, 2);
     assert_int_equal(engine_profile_open(&profile, s, 8, &err), KVD_E_INVAL);
