@@ -162,16 +162,27 @@ static void select_least(uint64_t *v, uint32_t n, uint32_t k)
     }
 }
 
-/* Arrivals of one lane take the places of host records with a lower average score. */
+static void keep_on_host(kv_store *s, const kv_arrival *a, uint32_t record)
+{
+    memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes,
+           (const uint8_t *)s->pool.ptr + kv_packed_at(s, a->at, 1), (size_t)s->packed_bytes);
+    s->host_of[a->lane * s->n_chunk_max + a->chunk] = record;
+}
+
+/* Arrivals of one lane take what is free of its share of the host tier, then the places of records
+ * with a lower average score. */
 static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t n)
 {
     kv_tier        *t    = s->tier;
     uint32_t       *list = t->list + lane * t->quota, *host = s->host_of + lane * s->n_chunk_max;
     const uint16_t *ema = s->ema + lane * s->n_chunk_max;
-    const uint32_t  m   = t->n_host[lane];
-    const uint32_t  k   = n < m ? n : m;
+    uint32_t        m, k;
 
-    for (uint32_t i = 0; i < m; i++)
+    for (; n > 0 && t->n_host[lane] < t->quota; a++, n--)
+        keep_on_host(s, a, kv_tier_take(s, lane, a->chunk));
+    m = t->n_host[lane];
+    k = n < m ? n : m;
+    for (uint32_t i = 0; i < m && k > 0; i++)
         t->rank[i] = (uint64_t)ema[list[i]] << 32 | i;
     select_least(t->rank, m, k);
     for (uint32_t i = 0; i < k; i++) {
@@ -179,11 +190,9 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
 
         if (ema[a[i].chunk] <= ema[victim])
             continue;
-        memcpy((uint8_t *)s->host.ptr + host[victim] * s->packed_bytes,
-               (const uint8_t *)s->pool.ptr + kv_packed_at(s, a[i].at, 1), (size_t)s->packed_bytes);
-        host[a[i].chunk] = host[victim];
-        host[victim]     = KV_NO_HOST;
-        list[at]         = a[i].chunk;
+        keep_on_host(s, &a[i], host[victim]);
+        host[victim] = KV_NO_HOST;
+        list[at]     = a[i].chunk;
     }
 }
 
