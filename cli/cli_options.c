@@ -66,7 +66,7 @@ const kvd_opt cli_options[] = {
     { "cap", "", KVD_OPT_NUM, "F", "2", 1, 1024, EVAL,
       "window of recently selected tokens, in budgets" },
     { "plan", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM,
-      CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PLAN | CMD_EVAL,
+      CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PLAN | CMD_EVAL | CMD_PROFILE,
       "a window for each layer and KV head, as kvdrive profile chose them for this model, in place "
       "of --cap; its budget, too, without --budget" },
     { "fetch", "", KVD_OPT_CHOICE, "deferred|strict", "deferred", NOLIM, EVAL,

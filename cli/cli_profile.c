@@ -119,8 +119,7 @@ static kvd_status open_session(job *j, kvd_err *err)
     j->params.n_ctx       = j->r.length;
     j->attention.mode     = KVD_ATTENTION_SPARSE;
     j->attention.min_mass = -1.0f; /* whatever they reach, all texts are stepped through alike */
-    KVD_TRY(kvd_session_plan(j->m, &j->params, &j->plan, err));
-    KVD_TRY(kvd_session_open(&j->s, j->m, &j->params, err));
+    KVD_TRY(cli_session_open(&j->s, &j->plan, j->m, &j->params, &j->attention, j->o, err));
     kvd_model_get_info(j->m, &info);
     j->r.model        = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     j->r.n_layer      = info.n_layer;
@@ -209,6 +208,15 @@ static double percent(const job *j, uint64_t hits)
     return 100.0 * (double)hits / (double)selected(j);
 }
 
+/* Of the session's own windows, under --cap or --plan. */
+static double session_percent(const job *j)
+{
+    kvd_stats st = { .struct_size = sizeof(st) };
+
+    kvd_session_get_stats(j->s, &st);
+    return 100.0 * (double)st.n_hit / (double)kvd_max_u64(1, st.n_selected);
+}
+
 static double planned_percent(const job *j)
 {
     return percent(j, j->planned.benefit / j->r.record_bytes);
@@ -238,7 +246,9 @@ static void print_table(const job *j)
             sum += j->r.lane[i].union_hit[u];
         printf(" %6.2f", percent(j, sum));
     }
-    printf("\n\nplanned caps in %.2f MiB: %.2f %% hits; the same cap everywhere (%g): %.2f %%\n",
+    printf("\n\nthe session's own windows (%s): %.2f %%",
+           kvd_opts_text(j->o, "plan") ? "--plan" : "--cap", session_percent(j));
+    printf("\nplanned caps in %.2f MiB: %.2f %% hits; the same cap everywhere (%g): %.2f %%\n",
            cli_mib(j->planned.cost), planned_percent(j), j->uniform_cap, percent(j, j->uniform));
 }
 
@@ -255,8 +265,9 @@ static void print_json(const job *j)
         printf("}");
     }
     printf("},\"planned_percent\":%.4f,\"planned_bytes\":%" PRIu64
-           ",\"uniform_percent\":%.4f,\"uniform_cap\":%g}\n",
-           planned_percent(j), j->planned.cost, percent(j, j->uniform), j->uniform_cap);
+           ",\"uniform_percent\":%.4f,\"uniform_cap\":%g,\"session_percent\":%.4f}\n",
+           planned_percent(j), j->planned.cost, percent(j, j->uniform), j->uniform_cap,
+           session_percent(j));
 }
 
 static kvd_status write_file(const char *path, const kvd_buf *b, kvd_err *err)

@@ -87,6 +87,9 @@ for (p, cap), hit in total.items():
 assert len({total[p, 2] for p in policies}) > 1
 assert all(total[p, 2] < total["optimum", 2] for p in policies)
 
+# the session's own windows, of 4 budgets, are the same as those that follow
+assert abs(out["session_percent"] - out["hit_percent"]["ema"]["4"]) < 1e-3, out
+
 # the plan: tables of the counts, caps within the memory, not worse than one cap for all
 record = plan["cost"][0][0][0] // budget
 chosen = cost = 0
@@ -102,6 +105,14 @@ for l in range(geometry["n_layer"]):
 assert cost <= plan["capacity_bytes"] == 4 * budget * record * len(lanes)
 assert chosen // record >= total["ema", 4], (chosen // record, total["ema", 4])
 PY
+
+# Selections do not depend on where records lie, nor do profiles.
+for tier in 0 2000K; do
+    "$kvd" profile "${model[@]}" -b 64 --length 9000 --steps 12 --budget 96 --kv-device $tier \
+        --counts "$tmp/counts-$tier" "$text" >/dev/null || fail "profile with --kv-device $tier"
+done
+n=$((n + 1))
+cmp -s "$tmp/counts-0" "$tmp/counts-2000K" || fail "other counts on tiers"
 
 # The picture's program is written whether gnuplot is there or not.
 mkdir "$tmp/empty"
@@ -159,6 +170,15 @@ printf '{%% for m in messages %%}{{ m.content }}{%% endfor %%}' >"$tmp/t.jinja"
 expect "chat" 0 '' chat "${use[@]}" --chat-template "$tmp/t.jinja"
 expect "eval" 0 'planned' eval ruler "${use[@]}" --data eval/data --raw --length 2048 \
     --tasks niah_single_1 --samples 1 --with 'planned: budget=96; same: budget=96, cap=3'
+
+# and hold what the plan expects, on its own text; attending to more or less moves it a little
+n=$((n + 1))
+"$kvd" profile "${model[@]}" "${long[@]}" --plan "$tmp/plan1" --json "$text" "$tmp/other.txt" |
+    python3 -c '
+import json, sys
+out, want = json.load(sys.stdin), json.load(open(sys.argv[1]))["planned_percent"]
+assert abs(out["session_percent"] - want) < 2, (out["session_percent"], want)
+' "$tmp/json1" || fail "hits under a plan"
 
 other=(plan -m tests/data/tiny/llama.gguf --attention sparse --plan)
 expect "another model" 2 "plan1: .*(qwen|llama).*(qwen|llama)" "${other[@]}" "$tmp/plan1"
