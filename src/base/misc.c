@@ -83,3 +83,31 @@ float kvd_rng_f32(kvd_rng *r)
 {
     return (float)(kvd_rng_u64(r) >> 40) * 0x1p-24f;
 }
+
+void kvd_select_least(uint64_t *v, uint32_t n, uint32_t k)
+{
+    uint32_t lo = 0, hi = n;
+
+    while (k > lo && k < hi) {
+        const uint64_t pivot = v[lo + (hi - lo - 1) / 2];
+        uint32_t       i = lo, j = hi - 1;
+
+        for (;;) {
+            uint64_t swap;
+
+            while (v[i] < pivot)
+                i++;
+            while (v[j] > pivot)
+                j--;
+            if (i >= j)
+                break;
+            swap   = v[i];
+            v[i++] = v[j];
+            v[j--] = swap;
+        }
+        if (k > j) /* v[lo .. j] <= pivot <= v[j + 1 .. hi), and j + 1 < hi */
+            lo = j + 1;
+        else
+            hi = j + 1;
+    }
+}

@@ -20,4 +20,8 @@ uint64_t kvd_rng_u64(kvd_rng *r);
 uint64_t kvd_rng_below(kvd_rng *r, uint64_t n); /* 0 <= x < n, n > 0, unbiased */
 float    kvd_rng_f32(kvd_rng *r);               /* 0 <= x < 1, 24 bits */
 
+/* Brings the k least of n values to the front, in any order (Hoare's selection); no two are equal.
+ */
+void kvd_select_least(uint64_t *v, uint32_t n, uint32_t k);
+
 #endif

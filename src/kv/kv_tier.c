@@ -134,34 +134,6 @@ void kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first)
         t->n_host[lane] = n;
 }
 
-/* The k least of n to the front; no two are equal. */
-static void select_least(uint64_t *v, uint32_t n, uint32_t k)
-{
-    uint32_t lo = 0, hi = n;
-
-    while (k > lo && k < hi) {
-        const uint64_t pivot = v[lo + (hi - lo - 1) / 2];
-        uint32_t       i = lo, j = hi - 1;
-
-        for (;;) {
-            while (v[i] < pivot)
-                i++;
-            while (v[j] > pivot)
-                j--;
-            if (i >= j)
-                break;
-            const uint64_t swap = v[i];
-
-            v[i++] = v[j];
-            v[j--] = swap;
-        }
-        if (k > j)
-            lo = j + 1;
-        else
-            hi = j + 1;
-    }
-}
-
 static void keep_on_host(kv_store *s, const kv_arrival *a, uint32_t record)
 {
     memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes,
@@ -184,7 +156,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
     k = n < m ? n : m;
     for (uint32_t i = 0; i < m && k > 0; i++)
         t->rank[i] = (uint64_t)ema[list[i]] << 32 | i;
-    select_least(t->rank, m, k);
+    kvd_select_least(t->rank, m, k);
     for (uint32_t i = 0; i < k; i++) {
         const uint32_t at = (uint32_t)t->rank[i], victim = list[at];
 

@@ -441,6 +441,34 @@ static void test_alloc_from_threads(void **state)
     assert_int_equal(kvd_alloc_bytes(), bytes);
 }
 
+/* Every k of random permutations: the k least come first, and nothing is lost. */
+static void test_select_least(void **state)
+{
+    uint64_t v[40];
+    kvd_rng  r;
+
+    (void)state;
+    kvd_rng_seed(&r, seed_);
+    for (uint32_t round = 0; round < 2000; round++) {
+        const uint32_t n    = (uint32_t)kvd_rng_below(&r, KVD_COUNTOF(v) + 1);
+        const uint32_t k    = (uint32_t)kvd_rng_below(&r, n + 1);
+        uint64_t       seen = 0;
+
+        for (uint32_t i = 0; i < n; i++) { /* inside out: a random permutation of 0 .. n - 1 */
+            const uint32_t j = (uint32_t)kvd_rng_below(&r, i + 1);
+
+            v[i] = v[j];
+            v[j] = i;
+        }
+        kvd_select_least(v, n, k);
+        for (uint32_t i = 0; i < n; i++) {
+            assert_int_equal(v[i] < k, i < k);
+            seen |= UINT64_C(1) << v[i];
+        }
+        assert_int_equal(seen, n ? UINT64_MAX >> (64 - n) : 0);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -455,6 +483,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bf16),
         cmocka_unit_test(test_rng_known_values),
         cmocka_unit_test(test_rng_ranges),
+        cmocka_unit_test(test_select_least),
         cmocka_unit_test(test_log_and_clock),
         cmocka_unit_test(test_alloc_accounts),
         cmocka_unit_test(test_pages),

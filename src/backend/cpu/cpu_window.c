@@ -12,12 +12,6 @@
 
 #define LANES_ALONE 4u /* that the caller takes alone */
 
-/* A chunk that may leave: least rank first, then least chunk.  One integer compares both. */
-typedef struct candidate {
-    uint64_t rank_chunk; /* rank << 32 | chunk */
-    uint32_t slot;
-} candidate;
-
 typedef struct window_lane {
     const kvd_window_seq *q;
     uint32_t              cap, n_sel, step;
@@ -29,13 +23,13 @@ typedef struct window_lane {
 
 typedef struct window_job {
     const kvd_window_args *a;
-    candidate             *ranking; /* [n_thread][slots_max] */
+    uint64_t              *ranking; /* [n_thread][slots_max] */
     uint64_t               slots_max;
 } window_job;
 
 uint64_t cpu_window_scratch_bytes(const kvd_backend *b, const kvd_backend_limits *lim)
 {
-    return (uint64_t)b->n_thread * lim->n_slot * sizeof(candidate);
+    return (uint64_t)b->n_thread * lim->n_slot * sizeof(uint64_t);
 }
 
 static window_lane lane_at(const kvd_window_args *a, uint32_t seq, uint32_t head)
@@ -82,47 +76,15 @@ static uint32_t rank_of(const kvd_window_args *a, const window_lane *w, uint32_t
 
 /* ---- victims ----------------------------------------------------------------------- */
 
-static void swap(candidate *x, candidate *y)
-{
-    const candidate t = *x;
-
-    *x = *y;
-    *y = t;
-}
-
-/* Brings the k least of n candidates to the front (Hoare's selection; no two are equal). */
-static void select_least(candidate *c, uint32_t n, uint32_t k)
-{
-    uint32_t lo = 0, hi = n;
-
-    while (k > lo && k < hi) {
-        const uint64_t pivot = c[lo + (hi - lo - 1) / 2].rank_chunk;
-        uint32_t       i = lo, j = hi - 1;
-
-        for (;;) {
-            while (c[i].rank_chunk < pivot)
-                i++;
-            while (c[j].rank_chunk > pivot)
-                j--;
-            if (i >= j)
-                break;
-            swap(&c[i++], &c[j--]);
-        }
-        if (k > j) /* c[lo .. j] <= pivot <= c[j + 1 .. hi), and j + 1 < hi */
-            lo = j + 1;
-        else
-            hi = j + 1;
-    }
-}
-
 static void forget(const window_lane *w, uint32_t slot)
 {
     w->slot_of[w->chunk_of[slot]] = KVD_SLOT_NONE;
     w->chunk_of[slot]             = KVD_CHUNK_NONE;
 }
 
-/* Empties n slots of those that stay[] does not mark as selected. */
-static void evict(const kvd_window_args *a, const window_lane *w, uint32_t n, candidate *c)
+/* Empties n slots of those that stay[] does not mark as selected.  A candidate is its rank and its
+ * chunk in one number: the least rank leaves first, of equals the least chunk. */
+static void evict(const kvd_window_args *a, const window_lane *w, uint32_t n, uint64_t *candidate)
 {
     uint32_t m = 0;
 
@@ -130,12 +92,12 @@ static void evict(const kvd_window_args *a, const window_lane *w, uint32_t n, ca
         return;
     for (uint32_t s = 0; s < w->cap; s++) {
         if (w->chunk_of[s] != KVD_CHUNK_NONE && !w->stay[s])
-            c[m++] = (candidate){ (uint64_t)rank_of(a, w, s) << 32 | w->chunk_of[s], s };
+            candidate[m++] = (uint64_t)rank_of(a, w, s) << 32 | w->chunk_of[s];
     }
     kvd_assert(n <= m);
-    select_least(c, m, n);
+    kvd_select_least(candidate, m, n);
     for (uint32_t i = 0; i < n; i++)
-        forget(w, c[i].slot);
+        forget(w, w->slot_of[(uint32_t)candidate[i]]);
 }
 
 /* ---- one lane ---------------------------------------------------------------------- */
@@ -186,7 +148,7 @@ static void admit(const kvd_window_args *a, const window_lane *w, uint32_t n)
     }
 }
 
-static void window_lane_run(const kvd_window_args *a, const window_lane *w, candidate *ranking,
+static void window_lane_run(const kvd_window_args *a, const window_lane *w, uint64_t *ranking,
                             kvd_window_result *r)
 {
     uint32_t used;
@@ -222,7 +184,7 @@ kvd_status cpu_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err)
     cpu_backend   *be     = st->be;
     const uint64_t each   = be->at_scratch_bytes / be->base.n_thread;
     const uint32_t n_lane = a->n_seq * a->n_kv_head;
-    window_job     j = { .a = a, .ranking = be->at_scratch, .slots_max = each / sizeof(candidate) };
+    window_job     j = { .a = a, .ranking = be->at_scratch, .slots_max = each / sizeof(uint64_t) };
 
     (void)err;
     if (n_lane <= LANES_ALONE || be->base.n_thread < 2) {
