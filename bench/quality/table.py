@@ -3,8 +3,8 @@
 """Tables of docs/quality.md from rows of `kvdrive eval ruler -o`.
 
 usage: table.py ROWS.csv [--tasks NAME,...] [--seeds FIRST-LAST] [--configs NAME,...] [--by-task]
-Rows of several runs may stand in one file.  Differences are paired by prompt (task, seed, index); an
-interval is the middle 95 % of the mean over 10,000 resamples of the prompts.
+Rows of several runs may stand in one file.  Differences are paired by prompt (task, seed, index);
+an interval is the middle 95 % of the mean over 10,000 resamples of the prompts.
 """
 import argparse
 import collections
