@@ -35,7 +35,7 @@ static char     self_[4096];
 /* How long a text is: some end within a block, some behind a segment. */
 static uint32_t length_of(uint32_t text)
 {
-    return 300 + text * 523;
+    return 300 + text * 950;
 }
 
 /* ---- the child: it is executed anew, because a process with threads must not fork --------- */

@@ -20,7 +20,7 @@ kvd_model *tiny_model(const char *name)
     p.n_thread      = 2;
     p.deterministic = true; /* prompts are cut where the cache ends */
     p.rope_scaling  = KVD_ROPE_LINEAR;
-    p.rope_factor   = 32.0f;
+    p.rope_factor   = 64.0f;
     if (kvd_model_open(&m, &p, &err) != KVD_OK) {
         fprintf(stderr, "%s: %s\n", path, err.msg);
         exit(1);
@@ -65,6 +65,7 @@ kvd_status tiny_prefill(kvd_session *s, uint32_t text, uint32_t n, kvd_err *err)
 {
     int32_t token[TINY_CTX];
 
+    kvd_assert(n <= TINY_CTX);
     for (uint32_t i = 0; i < n; i++)
         token[i] = tiny_token(text, i);
     return kvd_prefill(s, 0, token, n, NULL, NULL, err);

@@ -6,7 +6,7 @@
 
 #include "engine/engine.h"
 
-enum { TINY_VOCAB = 264, TINY_CTX = 4000 };
+enum { TINY_VOCAB = 264, TINY_CTX = 6000 };
 
 /* Deterministic, and stretched so that TINY_CTX tokens fit.  Failures end the program. */
 kvd_model *tiny_model(const char *name);
