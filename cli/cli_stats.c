@@ -4,8 +4,8 @@
 
 #include "cli.h"
 
-#define FIELD(x)   #x, (json_int_t)st->x
-#define PLANNED(x) #x, (json_int_t)p->x
+#define PUT(o, st, x) json_object_set_new(o, #x, json_integer((json_int_t)(st)->x))
+#define PLANNED(x)    #x, (json_int_t)p->x
 
 static double rate(uint64_t n, uint64_t ns)
 {
@@ -127,28 +127,44 @@ static double ratio(uint64_t part, uint64_t whole)
 
 static json_t *counts_json(const kvd_stats *st)
 {
-    json_t *o = json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
-        FIELD(n_prefill), FIELD(n_decode), FIELD(prefill_ns), FIELD(decode_ns),
-        FIELD(kv_used_tokens), FIELD(kv_capacity_tokens), FIELD(n_cached), FIELD(n_sparse),
-        FIELD(n_selected), FIELD(n_hit), FIELD(n_miss), FIELD(n_urgent), FIELD(n_evicted),
-        FIELD(n_refilled), FIELD(n_fallback), FIELD(n_sealed_blocks), FIELD(n_grown_blocks));
-    json_t *more = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f}", FIELD(bytes_up),
-                             FIELD(bytes_down), FIELD(bytes_dense), FIELD(select_ns),
-                             FIELD(fetch_ns), FIELD(attend_ns), FIELD(seal_ns), "mass", st->mass,
-                             "hit_rate", ratio(st->n_hit, st->n_selected));
-    json_t *disk =
-        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", FIELD(n_disk),
-                  FIELD(n_disk_urgent), FIELD(disk_wait_ns), FIELD(n_disk_read),
-                  FIELD(disk_read_bytes), FIELD(disk_useful_bytes), FIELD(disk_put_bytes),
-                  FIELD(disk_aux_bytes), FIELD(disk_tail_bytes), FIELD(n_disk_refused));
+    json_t *o = json_object();
 
-    if (json_object_update(o, more) != 0 || json_object_update(o, disk) != 0) {
-        json_decref(o);
-        o = NULL;
-    }
-    json_decref(more);
-    json_decref(disk);
+    PUT(o, st, n_prefill);
+    PUT(o, st, n_decode);
+    PUT(o, st, prefill_ns);
+    PUT(o, st, decode_ns);
+    PUT(o, st, kv_used_tokens);
+    PUT(o, st, kv_capacity_tokens);
+    PUT(o, st, n_cached);
+    PUT(o, st, n_sparse);
+    PUT(o, st, n_selected);
+    PUT(o, st, n_hit);
+    PUT(o, st, n_miss);
+    PUT(o, st, n_urgent);
+    PUT(o, st, n_evicted);
+    PUT(o, st, n_refilled);
+    PUT(o, st, n_fallback);
+    PUT(o, st, n_sealed_blocks);
+    PUT(o, st, n_grown_blocks);
+    PUT(o, st, bytes_up);
+    PUT(o, st, bytes_down);
+    PUT(o, st, bytes_dense);
+    PUT(o, st, select_ns);
+    PUT(o, st, fetch_ns);
+    PUT(o, st, attend_ns);
+    PUT(o, st, seal_ns);
+    PUT(o, st, n_disk);
+    PUT(o, st, n_disk_urgent);
+    PUT(o, st, disk_wait_ns);
+    PUT(o, st, n_disk_read);
+    PUT(o, st, disk_read_bytes);
+    PUT(o, st, disk_useful_bytes);
+    PUT(o, st, disk_put_bytes);
+    PUT(o, st, disk_aux_bytes);
+    PUT(o, st, disk_tail_bytes);
+    PUT(o, st, n_disk_refused);
+    json_object_set_new(o, "mass", json_real(st->mass));
+    json_object_set_new(o, "hit_rate", json_real(ratio(st->n_hit, st->n_selected)));
     return o;
 }
 

@@ -14,8 +14,9 @@
 
 #include "engine/engine.h"
 
-#define RESUME_MAX 256u /* tokens behind a known prefix that --resume sparse takes as steps */
-#define N_RECOVER  3u   /* times that an evaluation is tried when the disk tier loses records */
+#define RESUME_MAX    256u /* tokens behind a known prefix that --resume sparse takes as steps */
+#define N_RECOVER     3u   /* times that an evaluation is tried when the disk tier loses records */
+#define N_RECOVER_ALL 64u  /* the same, with another unit in quarantine each time */
 
 /* A batch as it runs; the public one and pieces of a prefill are both turned into it. */
 typedef struct work {
@@ -224,9 +225,26 @@ static kvd_status make_current(kvd_session *s, uint32_t seq, uint32_t final_len,
     return KVD_OK;
 }
 
+/* Losses of the disk tier during one evaluation.  Damage shows unit by unit, as it is read: a unit
+ * that went into quarantine is progress, anything else is tried a few times. */
+typedef struct losses {
+    uint32_t n_try, n_same;
+    uint64_t n_bad;
+} losses;
+
+static bool may_try_again(kvd_session *s, losses *l)
+{
+    kv_counts c;
+
+    kv_get_counts(s->kv, &c);
+    l->n_same = c.n_disk_bad > l->n_bad ? 0 : l->n_same + 1;
+    l->n_bad  = c.n_disk_bad;
+    return ++l->n_try < N_RECOVER_ALL && l->n_same < N_RECOVER;
+}
+
 /* After a failed read of the disk tier: sequences are cut to what can be read, so that the rest is
- * evaluated again.  Whether there was such a sequence. */
-static bool recover(kvd_session *s, const kvd_err *err)
+ * evaluated again.  Whether there was such a sequence, and trying again makes sense. */
+static bool recover(kvd_session *s, losses *l, const kvd_err *err)
 {
     bool any = false;
 
@@ -240,7 +258,7 @@ static bool recover(kvd_session *s, const kvd_err *err)
         kv_seq_truncate(s->kv, s->model->stream, q, lost);
         any = true;
     }
-    return any;
+    return any && may_try_again(s, l);
 }
 
 static kvd_status make_all_current(kvd_session *s, const work *w, kvd_err *err)
@@ -256,6 +274,7 @@ static kvd_status make_all_current(kvd_session *s, const work *w, kvd_err *err)
 
 static kvd_status eval_work(kvd_session *s, const work *w, kvd_err *err)
 {
+    losses     lost = { 0 };
     kvd_status st;
 
     KVD_TRY(check_work(s, w, err));
@@ -271,11 +290,11 @@ static kvd_status eval_work(kvd_session *s, const work *w, kvd_err *err)
                             "%u tokens (-c)",
                             q, s->seq[q].n_token, n, s->params.n_ctx);
     }
-    for (uint32_t i = 0; i < N_RECOVER; i++) {
+    for (;;) {
         st = make_all_current(s, w, err);
         if (st == KVD_OK)
             st = run_work(s, w, err);
-        if (st == KVD_OK || !recover(s, err))
+        if (st == KVD_OK || !recover(s, &lost, err))
             break;
         count_rows(s, w, s->seq_new);
     }
@@ -333,6 +352,7 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
     const uint32_t n_vocab = model_get_hparams(s->model->net)->n_vocab;
     engine_seq    *q       = &s->seq[seq];
     kvd_status     st      = KVD_OK;
+    losses         lost    = { 0 };
     uint64_t       t1;
 
     for (uint32_t i = 0; i < n_token; i++) {
@@ -343,11 +363,11 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
     }
     s->n_logits = 0;
     memcpy(q->token + q->n_token, token, n_token * sizeof(*token)); /* names what is stored */
-    for (uint32_t i = 0; i < N_RECOVER; i++) {
+    for (;;) {
         st = make_current(s, seq, q->n_token + n_token, err);
         if (st == KVD_OK)
             st = engine_prompt_run(s, seq, token, n_token, fn, ctx, err);
-        if (st == KVD_OK || !recover(s, err))
+        if (st == KVD_OK || !recover(s, &lost, err))
             break;
     }
     if (st != KVD_OK)

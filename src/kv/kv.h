@@ -117,6 +117,7 @@ typedef struct kv_counts {
     uint64_t disk_put_bytes, disk_aux_bytes; /* records; index and tails */
     uint64_t disk_tail_bytes;                /* the tails alone */
     uint64_t n_disk_refused;                 /* units that were not stored */
+    uint64_t n_disk_bad;                     /* units found damaged */
     double   mass; /* sum over lanes and steps of the estimated mass; n_mass of them */
     uint64_t n_mass;
     uint64_t select_ns, fetch_ns, attend_ns, seal_ns;

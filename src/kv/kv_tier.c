@@ -234,7 +234,10 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
             kvd_fail(err, KVD_E_FULL, 0,
                      "the host tier (--kv-host) is full and the disk tier has not taken the blocks "
                      "of sequence %u: %s",
-                     seq, *why.msg ? why.msg : s->cache->told);
+                     seq,
+                     *why.msg          ? why.msg
+                     : *s->cache->told ? s->cache->told
+                                       : "they are not found");
     if (st == KVD_OK)
         kv_tier_bind_match(s, seq, &m, end);
     kv_disk_match_close(s->cache->disk, &m);
@@ -484,5 +487,6 @@ void kv_tier_count(const kv_store *s, kv_counts *c)
     c->disk_put_bytes    = d.record_bytes_put;
     c->disk_aux_bytes    = d.aux_bytes_put + d.tail_bytes_put;
     c->disk_tail_bytes   = d.tail_bytes_put;
+    c->n_disk_bad        = d.n_quarantined;
     c->n_disk_refused    = d.n_put_refused + d.n_put_failed;
 }

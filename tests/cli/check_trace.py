@@ -16,7 +16,8 @@ PARENTS = {
     "attention": {"layer", "batch"}, "stage": {"layer"}, "select": {"layer"}, "fetch": {"layer"},
     "attend": {"layer"}, "fetch late": {"layer"}, "ffn": {"layer", "batch"},
     "logits": {"decode step", "prefill", "batch"}, "seal": {"decode step", "prefill", "layer"},
-    "I/O wait": {"select", "fetch", "fetch late", "stage", "seal", "prefill", "restore", None},
+    "I/O wait": {"select", "fetch", "fetch late", "stage", "seal", "layer", "decode step",
+                 "prefill", "restore", None},
 }
 
 
