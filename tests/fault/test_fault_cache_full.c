@@ -36,8 +36,8 @@ static void watch_log(void *ctx, kvd_log_level level, const char *msg)
 
 static uint64_t answer(kvd_session *s, uint32_t text)
 {
-    kvd_err  err = { 0 };
-    uint64_t hash;
+    kvd_err  err  = { 0 };
+    uint64_t hash = 0;
 
     assert_int_equal(kvd_seq_truncate(s, 0, 0, &err), KVD_OK);
     if (tiny_prefill(s, text, 2000, &err) != KVD_OK ||
