@@ -118,10 +118,10 @@ static void watch_log(void *ctx, kvd_log_level level, const char *msg)
 
 static uint64_t answer(const tiny_options *o, uint32_t text, uint64_t *n_cached, uint64_t *open_ns)
 {
-    const uint64_t t0  = kvd_now_ns();
-    kvd_stats      st  = { .struct_size = sizeof(st) };
-    kvd_err        err = { 0 };
-    uint64_t       hash;
+    const uint64_t t0   = kvd_now_ns();
+    kvd_stats      st   = { .struct_size = sizeof(st) };
+    kvd_err        err  = { 0 };
+    uint64_t       hash = 0;
     kvd_session   *s;
 
     if (tiny_session(&s, model_, o, &err) != KVD_OK)

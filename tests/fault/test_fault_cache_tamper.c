@@ -120,7 +120,7 @@ static void load_tampered(kvd_rng *rng, uint32_t load)
                                 .kv_host = kvd_rng_below(rng, 2) ? 0 : 60000,
                                 .mode    = KVD_ATTENTION_SPARSE };
     kvd_stats          st;
-    uint64_t           hash;
+    uint64_t           hash = 0;
 
     dm_dir_empty(dir_);
     dm_dir_copy(clean_, dir_);
