@@ -261,16 +261,29 @@ static kv_disk_read read_of(kv_store *s, uint32_t seq, uint32_t lane, uint32_t c
                            .dst = (uint8_t *)s->pool.ptr + kv_packed_at(s, at, n) };
 }
 
-/* After a read has failed: which blocks of the sequence can no longer be had. */
-static void lose(kv_store *s, uint32_t seq, uint32_t b)
+static bool is_bad(kv_store *s, uint32_t seq, uint32_t b)
 {
-    uint32_t *lost = &s->tier->lost[seq];
+    const kv_disk_unit u = *unit_of(s, seq, b);
 
-    if (b < *lost)
-        *lost = b;
-    for (uint32_t i = 0; i < s->seq[seq].n_sealed / KV_BLOCK_TOKENS && i < *lost; i++) {
-        if (*unit_of(s, seq, i) && kv_disk_unit_bad(s->cache->disk, *unit_of(s, seq, i)))
-            *lost = i;
+    return u && kv_disk_unit_bad(s->cache->disk, u);
+}
+
+/* After a batch has failed: from which block on its sequences can no longer be had.  Blocks of
+ * units that are bad now, of the whole sequence; where none is (time ran out), all that were asked
+ * for. */
+static void lose(kv_store *s, const kv_arrival *a, uint32_t n)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < n && !any; i++)
+        any = is_bad(s, a[i].seq, a[i].chunk / s->block_chunks);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t      *lost = &s->tier->lost[a[i].seq];
+        const uint32_t b    = a[i].chunk / s->block_chunks;
+
+        s->seq[a[i].seq].step = 0; /* its slots have not got what its window says */
+        if (b < *lost && (!any || is_bad(s, a[i].seq, b)))
+            *lost = b;
     }
 }
 
@@ -307,14 +320,13 @@ static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err
 
     kvd_alloc_guard(was);
     s->counts.disk_wait_ns += kvd_now_ns() - t0;
-    for (uint32_t i = 0; i < n; i++) {
+    if (rc != KVD_OK)
+        lose(s, t->run, n);
+    for (uint32_t i = 0; i < n && rc == KVD_OK; i++) {
         const kv_arrival *a = &t->run[i];
 
-        if (rc != KVD_OK)
-            lose(s, a->seq, a->chunk / s->block_chunks);
-        else
-            KVD_TRY(kv_unpack_run(s, st, a->seq, (uint32_t)(a->lane - kv_lane(s, a->seq, 0)),
-                                  a->chunk, a->n, a->at, err));
+        KVD_TRY(kv_unpack_run(s, st, a->seq, (uint32_t)(a->lane - kv_lane(s, a->seq, 0)), a->chunk,
+                              a->n, a->at, err));
     }
     return rc;
 }
@@ -382,14 +394,11 @@ static kvd_status arrived(kv_store *s, uint32_t layer, kvd_status rc, kvd_err *e
     *f = (kv_flight){ 0 };
     if (rc == KVD_OK)
         admit(s, a, n);
-    for (uint32_t i = 0; i < n; i++) {
-        if (rc != KVD_OK)
-            lose(s, a[i].seq, a[i].chunk / s->block_chunks);
-        else
-            KVD_TRY(kv_unpack_run(s, t->st, a[i].seq,
-                                  (uint32_t)(a[i].lane - kv_lane(s, a[i].seq, 0)), a[i].chunk, 1,
-                                  a[i].at, err));
-    }
+    else
+        lose(s, a, n);
+    for (uint32_t i = 0; i < n && rc == KVD_OK; i++)
+        KVD_TRY(kv_unpack_run(s, t->st, a[i].seq, (uint32_t)(a[i].lane - kv_lane(s, a[i].seq, 0)),
+                              a[i].chunk, 1, a[i].at, err));
     return rc;
 }
 
