@@ -45,9 +45,9 @@ typedef struct kv_step {
     uint32_t          *sel, *fetch, *into, *stay; /* [n_seq][n_kv_head][slots_max] */
     uint64_t          *sink;                      /* [n_seq][n_kv_head][sinks] records */
     uint64_t          *near, *urgent;             /* [n_seq][n_kv_head][slots_max] records */
-    uint64_t          *param;                     /* [copies_max] of what is unpacked */
-    uint32_t          *number;                    /* [copies_max] chunk in its block */
-    uint64_t          *src, *dst;                 /* [copies_max] */
+    uint64_t          *param;                     /* [kv_copies_max()] of what is unpacked */
+    uint32_t          *number;                    /* [kv_copies_max()] chunk in its block */
+    uint64_t          *src, *dst;                 /* [kv_copies_max()] */
 } kv_step;
 
 typedef struct kv_prompt {
@@ -67,7 +67,6 @@ struct kv_store {
     uint32_t         blocks_max;  /* of one sequence */
     uint32_t         n_chunk_max; /* of one sequence */
     uint32_t         block_chunks, sinks, slots_max;
-    uint64_t         copies_max;
 
     kvd_mem           pool;                    /* raw blocks, then windows, then the stage */
     kvd_record_format record;                  /* below the device */

@@ -155,7 +155,6 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     s->n_chunk_max  = s->blocks_max * s->block_chunks;
     s->sinks        = p->n_sink / p->chunk_tokens;
     s->slots_max    = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
-    s->copies_max   = sizes.resident ? 0 : kv_copies_max(p);
 
     st = alloc_tables(s, err);
     if (st == KVD_OK)
