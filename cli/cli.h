@@ -63,6 +63,8 @@ kvd_status  cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err);
 /* *a is what p->attention then points to. */
 kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,
                               kvd_err *err);
+/* The kind of index of --index, or the default beside --kv-record. */
+const char *cli_index_name(const kvd_opts *o);
 kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opts *o, kvd_err *err);
 
 /* Whole file (or "-": standard input) into b; at most max_bytes. */

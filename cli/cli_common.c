@@ -123,7 +123,7 @@ static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, k
     a->top_p       = (float)kvd_opts_num(o, "select-top-p");
     a->min_mass    = (float)kvd_opts_num(o, "min-mass");
     a->min_mass    = a->min_mass > 0.0f ? a->min_mass : -1.0f;
-    a->index       = kvd_opts_text(o, "index");
+    a->index       = cli_index_name(o);
     a->group_rule  = kvd_opts_text(o, "group-rule");
     return parse_budget(kvd_opts_text(o, "budget"), a, err);
 }
@@ -146,7 +146,7 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
     p->n_batch      = (uint32_t)(b < ub || !kvd_opts_given(o, "ubatch-size") ? b : ub);
     p->kv_device    = kvd_opts_size(o, "kv-device");
     p->kv_host      = kvd_opts_size(o, "kv-host");
-    p->kv_record    = (kvd_kv_record)choice("same|int8|int4", kvd_opts_text(o, "kv-record"));
+    p->kv_record    = (kvd_kv_record)choice("same|int8|int4|values", kvd_opts_text(o, "kv-record"));
     p->chunk_tokens = (uint32_t)kvd_opts_int(o, "chunk");
     p->n_sink       = (uint32_t)kvd_opts_int(o, "sink");
     p->n_sink       = p->n_sink ? p->n_sink : UINT32_MAX;
@@ -190,6 +190,13 @@ static kvd_status parse_bias(const char *text, kvd_logit_bias **out, size_t *n, 
         s              = *end ? end + 1 : end;
     }
     return KVD_OK;
+}
+
+const char *cli_index_name(const kvd_opts *o)
+{
+    const bool values = strcmp(kvd_opts_text(o, "kv-record"), "values") == 0;
+
+    return values && !kvd_opts_given(o, "index") ? "quant-k" : kvd_opts_text(o, "index");
 }
 
 kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opts *o, kvd_err *err)

@@ -77,7 +77,7 @@ const kvd_opt cli_options[] = {
       "what leaves the window first" },
     { "index", "", KVD_OPT_TEXT, "KIND", "mean-int4+radius", NOLIM, EVAL,
       "what is kept of a chunk to select by: mean, mean-std, box, cluster, quant-k, cascade; "
-      "-bf16, -int8, -int4, -int2 and +radius behind" },
+      "-bf16, -int8, -int4, -int2 and +radius behind (quant-k with --kv-record values)" },
     { "group-rule", "", KVD_OPT_CHOICE, "mean|max|mean-chunks|logits", "mean", NOLIM, EVAL,
       "how the query heads of a KV head share a selection" },
     { "select-top-p", "", KVD_OPT_NUM, "F", "0", 0, 0.999999, EVAL,
@@ -93,8 +93,9 @@ const kvd_opt cli_options[] = {
       "memory of the device tier of the KV cache; 0: as much as there is, everything resident" },
     { "kv-host", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, EVAL,
       "memory of the host tier; 0: what the context takes" },
-    { "kv-record", "", KVD_OPT_CHOICE, "same|int8|int4", "same", NOLIM, EVAL,
-      "K and V below the device and in --cache-dir: as on it, or in 8 or 4 bits" },
+    { "kv-record", "", KVD_OPT_CHOICE, "same|int8|int4|values", "same", NOLIM, EVAL,
+      "K and V below the device and in --cache-dir: as on it, in 8 or 4 bits, or V alone, K being "
+      "what an index that keeps keys (quant-k, cascade) says" },
     { "cache-dir", "", KVD_OPT_TEXT, "DIR", NULL, NOLIM, STORE,
       "keep KV blocks in this directory: the longest known prefix of a prompt is not evaluated "
       "again, in later runs either" },

@@ -182,7 +182,7 @@ static kvd_status choose_caps(job *j, kvd_err *err)
     uint64_t       capacity = kvd_opts_size(j->o, "kv-window");
     plan_key       key;
 
-    cli_plan_key(&key, j->m, &j->params, kvd_opts_text(j->o, "index"),
+    cli_plan_key(&key, j->m, &j->params, cli_index_name(j->o),
                  (uint64_t)j->r.budget * j->params.chunk_tokens);
     if (capacity == 0)
         capacity = slots * j->r.record_bytes * n_lane;

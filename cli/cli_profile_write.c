@@ -67,7 +67,7 @@ void profile_write_csv(const profile_result *r, kvd_buf *out)
                    "\n# layers=%u\n# kv_heads=%u\n# index=%s\n"
                    "layer,kv_head,what,policy,size,selected,hit,chunks\n",
                    r->model, r->n_text, r->length, r->n_step, r->budget, r->chunk_tokens,
-                   r->record_bytes, r->n_layer, r->n_kv_head, kvd_opts_text(r->o, "index"));
+                   r->record_bytes, r->n_layer, r->n_kv_head, cli_index_name(r->o));
     for (uint32_t lane = 0; lane < r->n_layer * r->n_kv_head; lane++)
         put_lane(out, r, lane);
 }

@@ -203,9 +203,12 @@ KVD_API KVD_MUST_USE kvd_status kvd_chat_render(const kvd_model *m, const kvd_ch
 typedef enum kvd_kv_type { KVD_KV_AUTO, KVD_KV_F32, KVD_KV_BF16 } kvd_kv_type;
 
 typedef enum kvd_kv_record { /* records below the device, and in the prefix cache */
-                             KVD_KV_RECORD_SAME, /* as on the device */
-                             KVD_KV_RECORD_INT8, /* half of bf16; nearly no loss */
-                             KVD_KV_RECORD_INT4  /* a quarter; some loss */
+                             KVD_KV_RECORD_SAME,  /* as on the device */
+                             KVD_KV_RECORD_INT8,  /* half of bf16; nearly no loss */
+                             KVD_KV_RECORD_INT4,  /* a quarter; some loss */
+                             KVD_KV_RECORD_VALUES /* V as on the device; K is what the index keeps
+                                                     of it there ("quant-k", "cascade") and never
+                                                     moves: half of the bytes */
 } kvd_kv_record;
 
 typedef enum kvd_attention {
@@ -263,7 +266,8 @@ typedef struct kvd_attention_params {
                                 exact attention.  0: 0.7; negative: never */
     float top_p;             /* select only until this share of the index's mass; 0: off */
     /* "mean", "mean-std", "box", "cluster", "quant-k", "cascade"; after a dash "bf16", "int8",
-     * "int4" or (quant-k) "int2"; mean and cascade with "+radius".  NULL: "mean-int4+radius" */
+     * "int4" or (quant-k) "int2"; mean and cascade with "+radius".  NULL: "mean-int4+radius", or
+     * "quant-k" with records of KVD_KV_RECORD_VALUES, which need an index that keeps keys */
     const char *index;
     /* How query heads share a KV head's selection: "mean", "max", "mean-chunks", "logits".
      * NULL: "mean" */

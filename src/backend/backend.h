@@ -375,13 +375,19 @@ typedef struct kvd_window_args {
  * run for each lane of a block.  Measured on Qwen2.5 0.5B, 2,304 tokens, error of attention's
  * output: INT8 .0056, .0047 with K per 32 tokens and V per 32 dimensions (twice the parameters),
  * .0113 with one V scale a record; INT4 .098. */
-typedef enum kvd_record_type { KVD_RECORD_RAW, KVD_RECORD_INT8, KVD_RECORD_INT4 } kvd_record_type;
+typedef enum kvd_record_type {
+    KVD_RECORD_RAW,
+    KVD_RECORD_INT8,
+    KVD_RECORD_INT4,
+    KVD_RECORD_VALUES /* V rows as they are; K is what the index's keys say, on the device */
+} kvd_record_type;
 #define KVD_RECORD_GROUP 64u
 
 typedef struct kvd_record_format {
     kvd_record_type type;
     kvd_dtype       raw; /* F32 or BF16 */
     uint32_t        chunk_tokens, block_tokens, head_dim;
+    kvd_index_desc  keys; /* VALUES: the index that has keys; QUANT_K or CASCADE */
 } kvd_record_format;
 
 static inline uint64_t kvd_record_raw_bytes(const kvd_record_format *f)
@@ -392,22 +398,30 @@ static inline uint64_t kvd_record_bytes(const kvd_record_format *f)
 {
     const uint64_t n = 2ull * f->chunk_tokens * f->head_dim;
 
-    return f->type == KVD_RECORD_RAW    ? kvd_record_raw_bytes(f)
-           : f->type == KVD_RECORD_INT8 ? n
-                                        : n / 2;
+    switch (f->type) {
+    case KVD_RECORD_RAW:
+        return kvd_record_raw_bytes(f);
+    case KVD_RECORD_VALUES:
+        return kvd_record_raw_bytes(f) / 2;
+    case KVD_RECORD_INT8:
+        return n;
+    case KVD_RECORD_INT4:
+        break;
+    }
+    return n / 2;
 }
 /* Of one lane of a block, a multiple of 64: [group][head_dim] scales then minima of K, then
  * [block_tokens] scales then minima of V. */
 static inline uint64_t kvd_record_param_bytes(const kvd_record_format *f)
 {
-    if (f->type == KVD_RECORD_RAW)
+    if (f->type == KVD_RECORD_RAW || f->type == KVD_RECORD_VALUES)
         return 0;
     return kvd_align_up(4ull * (f->block_tokens / KVD_RECORD_GROUP * f->head_dim + f->block_tokens),
                         64);
 }
 
-/* Packs n lanes of a block: raw records in, one behind the other; packed ones and parameters out.
- * The same bits on every backend. */
+/* Packs n lanes of a block: raw records in, one behind the other; packed ones and parameters out
+ * (VALUES: no parameters, param is not touched).  The same bits on every backend. */
 typedef struct kvd_record_pack_args {
     kvd_record_format format; /* not RAW */
     uint64_t          n;
@@ -416,7 +430,8 @@ typedef struct kvd_record_pack_args {
     const uint64_t   *src_off, *param_off, *dst_off;
 } kvd_record_pack_args;
 
-/* Unpacks n records; chunk: its number in the block, param_off: its lane's parameters.  src and dst
+/* Unpacks n records; chunk: its number in the block, param_off: its lane's parameters (VALUES: its
+ * lane of the index, from where K comes, rounded to the raw type).  src and dst
  * may be the same record where dst + raw bytes <= src + packed bytes or the packed record begins at
  * dst. */
 typedef struct kvd_record_unpack_args {

@@ -49,7 +49,7 @@ typedef struct engine_attention {
 } engine_attention;
 
 /* Borrows in->caps, unless they are all equal: then there is only cap. */
-kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t chunk_tokens,
+kvd_status engine_attention_complete(const kvd_attention_params *in, const kvd_session_params *sp,
                                      const model_hparams *hp, engine_attention *out, kvd_err *err);
 bool       engine_attention_sparse(const engine_attention *a, uint32_t n_ctx); /* ever */
 uint32_t   engine_attention_budget(const engine_attention *a, uint32_t n);     /* after n tokens */

@@ -175,7 +175,24 @@ static kvd_status complete_caps(kvd_attention_params *p, const model_hparams *hp
     return KVD_OK;
 }
 
-kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t chunk_tokens,
+/* What is asked for, or the default; records without K need an index with keys. */
+static kvd_status complete_index(const char *name, const kvd_session_params *sp, uint32_t head_dim,
+                                 kvd_index_desc *d, kvd_err *err)
+{
+    const bool values = sp->kv_record == KVD_KV_RECORD_VALUES;
+
+    if (!name)
+        name = values ? "quant-k" : "mean-int4+radius";
+    KVD_TRY(parse_index(name, sp->chunk_tokens, head_dim, d, err));
+    if (values && d->kind != KVD_INDEX_QUANT_K && d->kind != KVD_INDEX_CASCADE)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "records of values alone (--kv-record values) need an index that keeps "
+                        "keys, quant-k or cascade, not \"%s\"",
+                        name);
+    return KVD_OK;
+}
+
+kvd_status engine_attention_complete(const kvd_attention_params *in, const kvd_session_params *sp,
                                      const model_hparams *hp, engine_attention *out, kvd_err *err)
 {
     kvd_attention_params *p    = &out->params;
@@ -192,8 +209,7 @@ kvd_status engine_attention_complete(const kvd_attention_params *in, uint32_t ch
         p->ema_alpha = ALPHA_DEFAULT;
     KVD_TRY(complete_caps(p, hp, err));
     KVD_TRY(check_numbers(p, err));
-    KVD_TRY(parse_index(p->index ? p->index : "mean-int4+radius", chunk_tokens, hp->head_dim,
-                        &out->index, err));
+    KVD_TRY(complete_index(p->index, sp, hp->head_dim, &out->index, err));
     KVD_TRY(parse_rule(p->group_rule ? p->group_rule : "mean", &rule, err));
     p->index = p->group_rule = NULL; /* borrowed for this call only */
     out->policy              = (kv_policy){ .evict    = evict_policy(p->evict),
@@ -358,8 +374,7 @@ kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_para
     const kvd_session_params *sp = &s->params;
     engine_attention          a;
 
-    KVD_TRY(
-        engine_attention_complete(p, sp->chunk_tokens, model_get_hparams(s->model->net), &a, err));
+    KVD_TRY(engine_attention_complete(p, sp, model_get_hparams(s->model->net), &a, err));
     if (engine_attention_sparse(&a, sp->n_ctx)) {
         KVD_TRY(check_windows(s, &a, err));
         KVD_TRY(kv_set_index(s->kv, s->model->stream, &a.index, err));

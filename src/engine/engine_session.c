@@ -72,7 +72,7 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
         p->kv_type = m->precise ? KVD_KV_F32 : KVD_KV_BF16;
     if (p->kv_type != KVD_KV_F32 && p->kv_type != KVD_KV_BF16)
         return kvd_fail(err, KVD_E_INVAL, 0, "kv_type %d is none of kvd_kv_type", (int)p->kv_type);
-    if (p->kv_record < KVD_KV_RECORD_SAME || p->kv_record > KVD_KV_RECORD_INT4 ||
+    if (p->kv_record < KVD_KV_RECORD_SAME || p->kv_record > KVD_KV_RECORD_VALUES ||
         (p->kv_record != KVD_KV_RECORD_SAME && hp->head_dim % 2 != 0))
         return kvd_fail(err, KVD_E_INVAL, 0, "kv_record %d with heads of %u elements",
                         (int)p->kv_record, hp->head_dim);
@@ -86,6 +86,21 @@ typedef struct session_shape {
     kv_params          kv;
     uint32_t          *lane_tokens; /* kv.lane_tokens, or NULL; owned */
 } session_shape;
+
+static kvd_record_type record_type(kvd_kv_record r)
+{
+    switch (r) {
+    case KVD_KV_RECORD_INT8:
+        return KVD_RECORD_INT8;
+    case KVD_KV_RECORD_INT4:
+        return KVD_RECORD_INT4;
+    case KVD_KV_RECORD_VALUES:
+        return KVD_RECORD_VALUES;
+    case KVD_KV_RECORD_SAME:
+        break;
+    }
+    return KVD_RECORD_RAW;
+}
 
 static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
 {
@@ -104,9 +119,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .n_token      = p->kv_tokens,
         .n_batch      = p->n_batch,
         .type         = p->kv_type == KVD_KV_F32 ? KVD_DTYPE_F32 : KVD_DTYPE_BF16,
-        .record       = p->kv_record == KVD_KV_RECORD_INT8   ? KVD_RECORD_INT8
-                        : p->kv_record == KVD_KV_RECORD_INT4 ? KVD_RECORD_INT4
-                                                             : KVD_RECORD_RAW,
+        .record       = record_type(p->kv_record),
         .chunk_tokens = p->chunk_tokens,
         .n_sink       = p->n_sink,
         .n_local      = p->n_local,
@@ -148,7 +161,7 @@ static kvd_status shape_of(const kvd_model *m, const kvd_session_params *in, ses
     static const kvd_attention_params defaults = KVD_ATTENTION_PARAMS_INIT;
 
     KVD_TRY(complete_params(m, in, &sh->p, err));
-    KVD_TRY(engine_attention_complete(in->attention ? in->attention : &defaults, sh->p.chunk_tokens,
+    KVD_TRY(engine_attention_complete(in->attention ? in->attention : &defaults, &sh->p,
                                       model_get_hparams(m->net), &sh->attention, err));
     sh->p.attention = NULL; /* borrowed for the call */
     sh->kv          = kv_params_of(m, sh);

@@ -160,11 +160,13 @@ static inline uint64_t kv_packed_block_bytes(const kv_store *s)
     return s->block_chunks * s->packed_bytes * s->params.n_layer * s->params.n_kv_head;
 }
 
-/* Where a lane's parameters of block b lie in the landmarks' memory. */
+/* Where what a lane's records are unpacked with lies, of block b, in the landmarks' memory: their
+ * parameters, or the index that has their keys. */
 static inline uint64_t kv_params_of_block(const kv_store *s, uint32_t seq, uint32_t lane,
                                           uint32_t b)
 {
-    return s->seq[seq].iblock[b] + lane * s->index.head_stride + s->param_off;
+    return s->seq[seq].iblock[b] + lane * s->index.head_stride +
+           (s->record.type == KVD_RECORD_VALUES ? 0 : s->param_off);
 }
 
 static inline kvd_record_format kv_record_format(const kv_params *p)
@@ -173,7 +175,8 @@ static inline kvd_record_format kv_record_format(const kv_params *p)
                                 .raw          = p->type,
                                 .chunk_tokens = p->chunk_tokens,
                                 .block_tokens = KV_BLOCK_TOKENS,
-                                .head_dim     = p->head_dim };
+                                .head_dim     = p->head_dim,
+                                .keys         = p->index };
 }
 
 /* Bytes of a lane's index and parameters of one block. */

@@ -312,6 +312,9 @@ kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc,
             (unsigned long long)kvd_index_lane_bytes(desc), (unsigned long long)s->param_off);
     if (memcmp(&before, desc, sizeof(before)) == 0)
         return KVD_OK;
+    if (s->record.type == KVD_RECORD_VALUES)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "records of values alone: the index has their keys and cannot be another");
     s->index.desc = *desc;
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         for (uint32_t il = 0; il < s->params.n_layer && s->seq[i].n_sealed > 0; il++) {

@@ -25,6 +25,38 @@ typedef struct record_case {
     uint64_t          raw_off[N_LANE], packed_off[N_LANE], param_off[N_LANE];
 } record_case;
 
+/* The keys of VALUES come from an index, whose bytes are the same at every level. */
+static void index_lanes(const record_case *c, kvd_backend *b, kvd_stream *st)
+{
+    const kvd_kv_layout        kv = { .type         = c->f.raw,
+                                      .n_kv_head    = 1,
+                                      .head_dim     = c->f.head_dim,
+                                      .chunk_tokens = c->f.chunk_tokens,
+                                      .block_tokens = c->f.block_tokens,
+                                      .record_bytes = kvd_record_raw_bytes(&c->f),
+                                      .head_stride  = c->lane_raw,
+                                      .pool         = c->raw };
+    const kvd_index_build_args a  = { .n_block = N_LANE,
+                                      .kv      = kv,
+                                      .index   = { .desc        = c->f.keys,
+                                                   .n_kv_head   = 1,
+                                                   .head_stride = c->lane_param,
+                                                   .pool        = c->param },
+                                      .block   = c->raw_off,
+                                      .iblock  = c->param_off };
+    const kvd_backend_limits   l  = { .n_token   = 1,
+                                      .n_seq     = 1,
+                                      .n_col     = 16,
+                                      .n_head    = 1,
+                                      .n_kv_head = 1,
+                                      .head_dim  = c->f.head_dim,
+                                      .n_ctx     = N_LANE * 256,
+                                      .n_chunk   = N_LANE * 256 / c->f.chunk_tokens };
+
+    assert_int_equal(b->ops->reserve(b, &l, NULL), KVD_OK);
+    assert_int_equal(b->ops->index_build(st, &a, NULL), KVD_OK);
+}
+
 static void run(record_case *c, const char *name, const char *isa, uint32_t n_thread)
 {
     const kvd_backend_params p   = { .name = name, .cpu_isa = isa, .n_thread = n_thread };
@@ -43,6 +75,8 @@ static void run(record_case *c, const char *name, const char *isa, uint32_t n_th
     }
     assert_int_equal(kvd_backend_open(&b, &p, NULL), KVD_OK);
     assert_int_equal(b->ops->stream_open(b, &st, NULL), KVD_OK);
+    if (c->f.type == KVD_RECORD_VALUES)
+        index_lanes(c, b, st);
     assert_int_equal(b->ops->record_pack(st,
                                          &(kvd_record_pack_args){ .format    = c->f,
                                                                   .n         = N_LANE,
@@ -96,9 +130,19 @@ static float element(const record_case *c, const uint8_t *base, uint32_t lane, u
 static void check_element(const record_case *c, uint32_t lane, uint32_t t, bool v, uint32_t i)
 {
     const float x = element(c, c->raw, lane, t, v, i), y = element(c, c->back, lane, t, v, i);
-    const float top = c->f.type == KVD_RECORD_INT8 ? 255.0f : 15.0f;
+    static const float tops[] = {
+        [KVD_INDEX_INT8] = 255.0f, [KVD_INDEX_INT4] = 15.0f, [KVD_INDEX_INT2] = 3.0f
+    };
+    const bool  values = c->f.type == KVD_RECORD_VALUES;
+    const float top    = values                         ? tops[c->f.keys.key_elem]
+                         : c->f.type == KVD_RECORD_INT8 ? 255.0f
+                                                        : 15.0f;
     float       lo = x, hi = x, bound;
 
+    if (values && (v || c->f.keys.key_elem == KVD_INDEX_BF16)) {
+        assert_true(kvd_f32_to_bits(x) == kvd_f32_to_bits(y));
+        return;
+    }
     for (uint32_t k = 0; k < (v ? c->f.head_dim : 64); k++) {
         const float e = v ? element(c, c->raw, lane, t, true, k)
                           : element(c, c->raw, lane, t / 64 * 64 + k, false, i);
@@ -131,9 +175,12 @@ static void fill(record_case *c, kvd_rng *rng)
     }
 }
 
-static void check_case(kvd_record_type type, kvd_dtype raw, uint32_t chunk, uint32_t dim)
+static void check_case(kvd_record_type type, kvd_dtype raw, uint32_t chunk, uint32_t dim,
+                       kvd_index_kind kind, kvd_index_elem key)
 {
-    record_case    c   = { .f = { type, raw, chunk, 256, dim } };
+    record_case c = {
+        .f = { type, raw, chunk, 256, dim, { kind, KVD_INDEX_INT4, key, false, chunk, 256, dim } }
+    };
     const uint32_t per = 256 / chunk;
     uint8_t       *packed, *param, *back;
     kvd_rng        rng;
@@ -141,14 +188,15 @@ static void check_case(kvd_record_type type, kvd_dtype raw, uint32_t chunk, uint
     kvd_rng_seed(&rng, test_seed);
     c.lane_raw    = per * kvd_record_raw_bytes(&c.f);
     c.lane_packed = per * kvd_record_bytes(&c.f);
-    c.lane_param  = kvd_record_param_bytes(&c.f);
-    c.raw         = kvd_malloc(N_LANE * c.lane_raw);
-    c.back        = kvd_calloc(N_LANE, c.lane_raw);
-    c.packed      = kvd_calloc(N_LANE, c.lane_packed);
-    c.param       = kvd_calloc(N_LANE, c.lane_param);
-    packed        = kvd_malloc(N_LANE * c.lane_packed);
-    param         = kvd_malloc(N_LANE * c.lane_param);
-    back          = kvd_malloc(N_LANE * c.lane_raw);
+    c.lane_param =
+        type == KVD_RECORD_VALUES ? kvd_index_lane_bytes(&c.f.keys) : kvd_record_param_bytes(&c.f);
+    c.raw    = kvd_malloc(N_LANE * c.lane_raw);
+    c.back   = kvd_calloc(N_LANE, c.lane_raw);
+    c.packed = kvd_calloc(N_LANE, c.lane_packed);
+    c.param  = kvd_calloc(N_LANE, c.lane_param);
+    packed   = kvd_malloc(N_LANE * c.lane_packed);
+    param    = kvd_malloc(N_LANE * c.lane_param);
+    back     = kvd_malloc(N_LANE * c.lane_raw);
     for (uint32_t i = 0; i < N_LANE; i++) {
         c.raw_off[i]    = (N_LANE - 1 - i) * c.lane_raw;
         c.packed_off[i] = i * c.lane_packed;
@@ -185,17 +233,37 @@ static void test_all_formats(void **state)
 {
     (void)state;
     for (int type = KVD_RECORD_INT8; type <= KVD_RECORD_INT4; type++) {
-        check_case((kvd_record_type)type, KVD_DTYPE_BF16, 4, 64);
-        check_case((kvd_record_type)type, KVD_DTYPE_BF16, 8, 128);
-        check_case((kvd_record_type)type, KVD_DTYPE_BF16, 16, 80);
-        check_case((kvd_record_type)type, KVD_DTYPE_F32, 4, 16);
-        check_case((kvd_record_type)type, KVD_DTYPE_F32, 4, 10);
+        check_case((kvd_record_type)type, KVD_DTYPE_BF16, 4, 64, 0, 0);
+        check_case((kvd_record_type)type, KVD_DTYPE_BF16, 8, 128, 0, 0);
+        check_case((kvd_record_type)type, KVD_DTYPE_BF16, 16, 80, 0, 0);
+        check_case((kvd_record_type)type, KVD_DTYPE_F32, 4, 16, 0, 0);
+        check_case((kvd_record_type)type, KVD_DTYPE_F32, 4, 10, 0, 0);
+    }
+}
+
+/* V as it is, K within half a step of the index's range; bf16 keys of bf16 records as they are. */
+static void test_values(void **state)
+{
+    (void)state;
+    for (int key = KVD_INDEX_BF16; key <= KVD_INDEX_INT2; key++) {
+        for (int i = 0; i < 2; i++) {
+            const kvd_index_kind kind = i ? KVD_INDEX_CASCADE : KVD_INDEX_QUANT_K;
+
+            check_case(KVD_RECORD_VALUES, KVD_DTYPE_BF16, 4, 64, kind, (kvd_index_elem)key);
+            check_case(KVD_RECORD_VALUES, KVD_DTYPE_BF16, 8, 128, kind, (kvd_index_elem)key);
+            check_case(KVD_RECORD_VALUES, KVD_DTYPE_BF16, 16, 80, kind, (kvd_index_elem)key);
+            if (key == KVD_INDEX_BF16)
+                continue; /* which float keys do not survive */
+            check_case(KVD_RECORD_VALUES, KVD_DTYPE_F32, 4, 16, kind, (kvd_index_elem)key);
+            check_case(KVD_RECORD_VALUES, KVD_DTYPE_F32, 4, 10, kind, (kvd_index_elem)key);
+        }
     }
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_all_formats) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_all_formats),
+                                        cmocka_unit_test(test_values) };
 
     if (argc == 3 && strcmp(argv[1], "--seed") == 0)
         test_seed = strtoull(argv[2], NULL, 0);

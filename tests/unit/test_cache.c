@@ -395,7 +395,7 @@ static void test_disk_tier_packed(void **state)
     uint64_t   known, want, small;
 
     (void)state;
-    for (record = KVD_KV_RECORD_INT8; record <= KVD_KV_RECORD_INT4; record++) {
+    for (record = KVD_KV_RECORD_INT8; record <= KVD_KV_RECORD_VALUES; record++) {
         small = small_device(m);
         want  = run(m, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known);
         assert_int_equal(known, 0);

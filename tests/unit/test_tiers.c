@@ -228,7 +228,7 @@ static void test_same_text_packed(void **state)
 
     (void)state;
     d.mode = KVD_ATTENTION_DENSE;
-    for (record = KVD_KV_RECORD_INT8; record <= KVD_KV_RECORD_INT4; record++) {
+    for (record = KVD_KV_RECORD_INT8; record <= KVD_KV_RECORD_VALUES; record++) {
         same_text(m, &a);
         same_text(m, &d);
         same_text(r, &a);
@@ -236,6 +236,48 @@ static void test_same_text_packed(void **state)
     record = KVD_KV_RECORD_SAME;
     kvd_model_close(m);
     kvd_model_close(r);
+}
+
+/* Records without K, whatever index has it: in bf16 nothing is lost, so all is as with whole
+ * records; another index is refused, before and while the session is open. */
+static void test_values(void **state)
+{
+    static const char *const name[] = { "quant-k-int8", "quant-k-int2", "cascade+radius" };
+    kvd_attention_params     a      = sparse(96, 2.0f);
+    kvd_model               *m      = open_model("qwen2", "cpu");
+    kvd_session             *whole, *values;
+    kvd_stats                u = { .struct_size = sizeof(u) }, v = u;
+
+    (void)state;
+    a.index = "quant-k-bf16";
+    whole   = open_session(m, &a, 1, true);
+    record  = KVD_KV_RECORD_VALUES;
+    values  = open_session(m, &a, 1, true);
+    prefill(whole, 0, N_PROMPT, 0);
+    prefill(values, 0, N_PROMPT, 0);
+    for (uint32_t i = 0; i < N_GEN; i++) {
+        const int32_t token = next_token(whole, 0, i);
+
+        same_logits(whole, values, 0);
+        step(whole, &token, 1);
+        step(values, &token, 1);
+    }
+    kvd_session_get_stats(whole, &u);
+    kvd_session_get_stats(values, &v);
+    assert_true(v.bytes_up > 0 && u.bytes_up == 2 * v.bytes_up);
+    a.index = "mean";
+    assert_int_equal(kvd_session_set_attention(values, &a, &err), KVD_E_INVAL);
+    assert_non_null(strstr(err.msg, "quant-k"));
+    a.index = "quant-k";
+    assert_int_equal(kvd_session_set_attention(values, &a, &err), KVD_E_INVAL);
+    kvd_session_close(whole);
+    kvd_session_close(values);
+    for (size_t i = 0; i < KVD_COUNTOF(name); i++) {
+        a.index = name[i];
+        same_text(m, &a);
+    }
+    record = KVD_KV_RECORD_SAME;
+    kvd_model_close(m);
 }
 
 /* n caps that differ from lane to lane, or do not. */
@@ -524,6 +566,7 @@ int main(void)
         cmocka_unit_test(test_same_text_other_indexes),
         cmocka_unit_test(test_same_text_ref),
         cmocka_unit_test(test_same_text_packed),
+        cmocka_unit_test(test_values),
         cmocka_unit_test(test_fallback),
         cmocka_unit_test(test_whole_budget_is_dense),
         cmocka_unit_test(test_sequences_do_not_mix),

@@ -4,6 +4,8 @@
  * Owns: nothing.  Thread: the backend's caller. */
 #include "backend/cpu/cpu_record.h"
 
+#include <string.h>
+
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/cpu_ref.h"
 
@@ -13,6 +15,7 @@ typedef struct record_job {
     const cpu_record_kernels     *k;
     const kvd_record_pack_args   *pack;
     const kvd_record_unpack_args *unpack;
+    cpu_index_shape               keys; /* of VALUES */
 } record_job;
 
 static const cpu_record_kernels *record_kernels(const cpu_backend *be)
@@ -27,12 +30,34 @@ static void record_check(const kvd_record_format *f)
                KVD_RECORD_GROUP % f->chunk_tokens == 0 && f->block_tokens % KVD_RECORD_GROUP == 0);
 }
 
+static void record_keys(record_job *j, const kvd_record_format *f)
+{
+    if (f->type != KVD_RECORD_VALUES)
+        return;
+    cpu_index_shape_of(&j->keys, &f->keys);
+    kvd_assert(j->keys.has_key && j->keys.dim == f->head_dim);
+}
+
+/* The V rows of a lane. */
+static void pack_values(const kvd_record_format *f, const uint8_t *src, uint8_t *dst)
+{
+    const uint64_t raw = kvd_record_raw_bytes(f), packed = kvd_record_bytes(f);
+
+    for (uint32_t c = 0; c < f->block_tokens / f->chunk_tokens; c++)
+        memcpy(dst + c * packed, src + c * raw + packed, (size_t)packed);
+}
+
 static void pack_item(void *ctx, uint32_t item, uint32_t thread)
 {
     const record_job           *j = ctx;
     const kvd_record_pack_args *a = j->pack;
 
     (void)thread;
+    if (a->format.type == KVD_RECORD_VALUES) {
+        pack_values(&a->format, (const uint8_t *)a->src + a->src_off[item],
+                    (uint8_t *)a->dst + a->dst_off[item]);
+        return;
+    }
     j->k->pack(&a->format, (const uint8_t *)a->src + a->src_off[item],
                (uint8_t *)a->param + a->param_off[item], (uint8_t *)a->dst + a->dst_off[item]);
 }
@@ -41,10 +66,16 @@ static void unpack_some(const record_job *j, uint64_t first, uint64_t end)
 {
     const kvd_record_unpack_args *a = j->unpack;
 
-    for (uint64_t i = first; i < end; i++)
-        j->k->unpack(&a->format, a->chunk[i], (const uint8_t *)a->src + a->src_off[i],
-                     (const uint8_t *)a->param + a->param_off[i],
-                     (uint8_t *)a->dst + a->dst_off[i]);
+    for (uint64_t i = first; i < end; i++) {
+        const uint8_t *src   = (const uint8_t *)a->src + a->src_off[i];
+        const uint8_t *param = (const uint8_t *)a->param + a->param_off[i];
+        uint8_t       *dst   = (uint8_t *)a->dst + a->dst_off[i];
+
+        if (a->format.type == KVD_RECORD_VALUES)
+            j->k->unpack_values(&a->format, &j->keys, a->chunk[i], src, param, dst);
+        else
+            j->k->unpack(&a->format, a->chunk[i], src, param, dst);
+    }
 }
 
 static void unpack_item(void *ctx, uint32_t item, uint32_t thread)
@@ -79,6 +110,7 @@ kvd_status cpu_record_unpack(kvd_stream *st, const kvd_record_unpack_args *a, kv
 
     (void)err;
     record_check(&a->format);
+    record_keys(&j, &a->format);
     if (a->n > UNPACK_ITEM && be->base.n_thread > 1)
         os_pool_run(be->pool, (uint32_t)kvd_div_up(a->n, UNPACK_ITEM), unpack_item, &j);
     else
@@ -105,6 +137,7 @@ kvd_status cpu_ref_record_unpack(kvd_stream *st, const kvd_record_unpack_args *a
     (void)st;
     (void)err;
     record_check(&a->format);
+    record_keys(&j, &a->format);
     unpack_some(&j, 0, a->n);
     return KVD_OK;
 }

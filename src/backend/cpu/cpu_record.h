@@ -4,14 +4,17 @@
 #ifndef KVD_CPU_RECORD_H
 #define KVD_CPU_RECORD_H
 
-#include "backend/backend.h"
+#include "backend/cpu/cpu_index_layout.h"
 
 typedef struct cpu_record_kernels {
-    /* One lane of a block. */
+    /* One lane of a block; not VALUES. */
     void (*pack)(const kvd_record_format *f, const uint8_t *src, uint8_t *param, uint8_t *dst);
     /* One record: chunk number `chunk` of its block. */
     void (*unpack)(const kvd_record_format *f, uint32_t chunk, const uint8_t *src,
                    const uint8_t *param, uint8_t *dst);
+    /* The same of VALUES, with the lane of an index of this shape in place of parameters. */
+    void (*unpack_values)(const kvd_record_format *f, const cpu_index_shape *ix, uint32_t chunk,
+                          const uint8_t *src, const uint8_t *index, uint8_t *dst);
 } cpu_record_kernels;
 
 extern const cpu_record_kernels cpu_record_portable, cpu_record_avx2;

@@ -223,9 +223,63 @@ static void rec_unpack(const kvd_record_format *f, uint32_t chunk, const uint8_t
     }
 }
 
-#define CPU_RECORD_TABLE                       \
-    {                                          \
-        .pack = rec_pack, .unpack = rec_unpack \
+/* One key from the index: [dim_pad] floats. */
+REC_INLINE void rec_key(const cpu_index_plane *p, const uint8_t *lane, uint32_t t,
+                        const float *scale, const float *min, float *out)
+{
+    const uint32_t per_row = cpu_index_per_row(p), n_shift = 8 / p->bits;
+    const uint32_t mask = (1u << p->bits) - 1u;
+    const uint8_t *row =
+        lane + p->code_off + t / CPU_INDEX_TILE * p->tile_bytes + 4ull * (t % CPU_INDEX_TILE);
+
+    for (uint32_t c = 0; c < p->dim_pad; c += per_row, row += 64) {
+        for (uint32_t s = 0; s < n_shift; s++) {
+            for (uint32_t r = 0; r < 4; r++)
+                out[c + 4 * s + r] = (float)((uint32_t)row[r] >> (p->bits * s) & mask);
+        }
+    }
+    for (uint32_t i = 0; i < p->dim; i++)
+        out[i] = out[i] * scale[i] + min[i];
+}
+
+REC_INLINE void rec_key_bf16(const cpu_index_plane *p, const uint8_t *lane, uint32_t t, float *out)
+{
+    const uint8_t *at = lane + p->code_off + t / CPU_INDEX_TILE * p->tile_bytes;
+
+    for (uint32_t i = 0; i < p->dim; i++) {
+        uint16_t h;
+
+        memcpy(&h, at + 2ull * (i * CPU_INDEX_TILE + t % CPU_INDEX_TILE), sizeof(h));
+        out[i] = kvd_bf16_to_f32(h);
+    }
+}
+
+static void rec_unpack_values(const kvd_record_format *f, const cpu_index_shape *ix, uint32_t chunk,
+                              const uint8_t *src, const uint8_t *index, uint8_t *dst)
+{
+    const cpu_index_plane *p  = &ix->key;
+    const uint32_t         ct = f->chunk_tokens, first = chunk * ct;
+    const uint64_t         row = kvd_record_raw_bytes(f) / (2ull * ct);
+    const uint8_t *param = index + p->param_off + (uint64_t)(first / p->group) * 4 * p->dim_pad;
+    float          scale[KVD_HEAD_DIM_MAX], min[KVD_HEAD_DIM_MAX], x[KVD_HEAD_DIM_MAX + 16];
+
+    memmove(dst + ct * row, src, (size_t)kvd_record_bytes(f)); /* dst may begin at src or before */
+    if (p->elem != KVD_INDEX_BF16) {
+        rec_widen(param, scale, p->dim);
+        rec_widen(param + 2ull * p->dim_pad, min, p->dim);
+    }
+    for (uint32_t t = 0; t < ct; t++) {
+        if (p->elem == KVD_INDEX_BF16)
+            rec_key_bf16(p, index, first + t, x);
+        else
+            rec_key(p, index, first + t, scale, min, x);
+        rec_store(f, x, dst + t * row);
+    }
+}
+
+#define CPU_RECORD_TABLE                                                           \
+    {                                                                              \
+        .pack = rec_pack, .unpack = rec_unpack, .unpack_values = rec_unpack_values \
     }
 
 #endif
