@@ -7,6 +7,11 @@
  * status.  All table entries are mandatory.  Activations are float32, row-major, and every x_stride
  * is counted in elements between rows.  Outputs never overlap inputs unless an op says so.
  *
+ * Memory: whatever an args struct points to, arrays of sequences and lists of blocks included, must
+ * be memory the device reads: DEVICE or PINNED.  Where a backend is `unified` any memory will do,
+ * and host code may use DEVICE memory as its own.  PINNED arrays are read when the op runs, so they
+ * stay as they are until the stream has passed it.
+ *
  * Backends: "ref" is plain C, one thread, no quantised activations, no contraction: the oracle.
  * "cpu" picks kernels per processor at open.  This header compiles as C11 and C++17.
  *
@@ -514,6 +519,7 @@ struct kvd_backend {
     const kvd_backend_ops *ops;
     char                   isa[32]; /* what kernels run, for people: "avx512+vnni+bf16" */
     uint32_t               n_thread;
+    bool                   unified; /* one memory for host and device: see above */
 };
 
 typedef struct kvd_backend_params {

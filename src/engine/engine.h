@@ -69,14 +69,25 @@ kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_para
 
 /* ---- session (engine_session.c, engine_eval.c, engine_pipeline.c) --------------------------- */
 
-/* Activations of a batch; all in one device allocation. */
+/* What a batch works on.  n_all is n_ctx where a prompt can go layer by layer, else 0. */
 typedef struct engine_buffers {
-    kvd_mem  mem;
-    float   *x, *xn, *q, *k, *v, *att, *gate, *up; /* [n_batch] rows */
-    float   *cos_sin;                              /* [n_batch][n_rot] */
-    float   *logits;                               /* [n_logits][n_vocab] */
-    int32_t *token;                                /* [n_batch] */
-    float   *all_x, *all_cos_sin; /* [n_ctx] rows of a prompt that goes layer by layer, or NULL */
+    kvd_mem mem;    /* DEVICE: activations */
+    kvd_mem shared; /* PINNED: what the host writes or reads beside the device */
+    bool    unified;
+
+    float *x, *xn, *q, *k, *v, *att, *gate, *up; /* [n_batch] rows */
+    float *all_x;                                /* [n_all] rows between layers */
+    float *cos_sin;                              /* [max(n_batch, n_all)][n_rot] */
+    float *out;                                  /* [n_logits][n_vocab] */
+
+    float      *cos_sin_host; /* the same; cos_sin itself where memory is unified, as is logits */
+    float      *logits;       /* [n_logits][n_vocab] */
+    int32_t    *token;        /* [max(n_batch, n_all)] */
+    kvd_kv_seq *part;         /* [n_batch] contiguous rows per sequence */
+    kvd_kv_seq *out_part;     /* [n_batch] rows that want logits as parts, for the last layer */
+    kvd_kv_seq *view_part;    /* [n_batch] parts over a layer that was brought up */
+    kvd_kv_seq *all_part;     /* [n_all / n_batch + 2] batches of a prompt, then its last row */
+    uint64_t   *row_from, *row_to; /* [2][n_batch] offsets of rows that move: of x, of q or att */
 } engine_buffers;
 
 /* What one sequence has beside its KV. */
@@ -101,17 +112,15 @@ struct kvd_session {
     int32_t       *tokens; /* [n_seq][n_ctx], where seq[i].token points */
 
     /* of the batch under way, [n_batch] each */
-    kvd_kv_seq *part;     /* contiguous rows per sequence */
-    uint32_t   *part_seq; /* which sequence a part belongs to */
-    uint32_t   *out_row;  /* rows that want logits, in the order of the batch */
-    kvd_kv_seq *out_part; /* those rows as parts, for the last layer */
-    uint32_t   *out_seq;  /* which sequence an out_part belongs to */
-    uint32_t    n_part, n_out;
-    uint32_t   *sparse_row, *sparse_seq; /* [n_seq] rows that attend sparsely */
-    uint32_t    n_sparse;
-    bool        exact;    /* the batch is a prompt: even a single row attends to everything */
-    uint32_t   *seq_rows; /* [n_seq] rows of each sequence in the batch */
-    uint32_t   *seq_new;  /* [n_seq] the same, kept while sequences are made current */
+    uint32_t *part_seq; /* which sequence buf.part[i] belongs to */
+    uint32_t *out_row;  /* rows that want logits, in the order of the batch */
+    uint32_t *out_seq;  /* which sequence buf.out_part[i] belongs to */
+    uint32_t  n_part, n_out;
+    uint32_t *sparse_row, *sparse_seq; /* [n_seq] rows that attend sparsely */
+    uint32_t  n_sparse;
+    bool      exact;    /* the batch is a prompt: even a single row attends to everything */
+    uint32_t *seq_rows; /* [n_seq] rows of each sequence in the batch */
+    uint32_t *seq_new;  /* [n_seq] the same, kept while sequences are made current */
 
     uint32_t    n_logits; /* valid rows in buf.logits */
     atomic_bool cancel;
@@ -129,6 +138,15 @@ void       engine_session_close(kvd_session *s);
 kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
 kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                           kvd_progress_fn fn, void *ctx, kvd_err *err);
+/* engine_buffers.c */
+uint64_t   engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, bool resident);
+kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,
+                               bool resident, kvd_err *err);
+void       engine_buffers_close(engine_buffers *b, kvd_backend *be);
+/* n rows of cos_sin_host, of the batch or the prompt under way, become cos_sin's. */
+kvd_status engine_buffers_upload(kvd_session *s, uint32_t n, kvd_err *err);
+/* n rows of out become logits', once the stream has come so far. */
+kvd_status engine_buffers_download(kvd_session *s, uint32_t n, kvd_err *err);
 /* engine_fingerprint.c */
 kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t out[32],
                               kvd_err *err);

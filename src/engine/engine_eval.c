@@ -86,7 +86,7 @@ static void lay_out(kvd_session *s, const work *w)
 
         if (n == 0)
             continue;
-        s->part[s->n_part]     = (kvd_kv_seq){ .first_row = row,
+        s->buf.part[s->n_part] = (kvd_kv_seq){ .first_row = row,
                                                .n_row     = n,
                                                .n_past    = kv_seq_len(s->kv, q),
                                                .block     = kv_seq_blocks(s->kv, q) };
@@ -117,7 +117,7 @@ static bool is_step(const kvd_kv_seq *p, const work *w)
 
 static kv_made made_by(const kvd_session *s, uint32_t part, const work *w)
 {
-    if (!is_step(&s->part[part], w))
+    if (!is_step(&s->buf.part[part], w))
         return KV_MADE_PROMPT;
     return kv_seq_sparse(s->kv, s->part_seq[part]) ? KV_MADE_SPARSE : KV_MADE_DENSE;
 }
@@ -125,16 +125,17 @@ static kv_made made_by(const kvd_session *s, uint32_t part, const work *w)
 static kvd_status commit_parts(kvd_session *s, const work *w, kvd_err *err)
 {
     for (uint32_t i = 0; i < s->n_part; i++) {
-        const kvd_kv_seq *p = &s->part[i];
+        const kvd_kv_seq *p = &s->buf.part[i];
 
         memcpy(s->seq[s->part_seq[i]].token + p->n_past, s->buf.token + p->first_row,
                p->n_row * sizeof(int32_t));
         kv_seq_commit(s->kv, s->part_seq[i], p->n_row, made_by(s, i, w));
     }
     for (uint32_t i = 0; i < s->n_part && !w->more; i++)
-        KVD_TRY(kv_seq_seal(s->kv, s->model->stream, s->part_seq[i], is_step(&s->part[i], w), err));
+        KVD_TRY(
+            kv_seq_seal(s->kv, s->model->stream, s->part_seq[i], is_step(&s->buf.part[i], w), err));
     for (uint32_t i = 0; i < s->n_part; i++) {
-        const kvd_kv_seq *p = &s->part[i];
+        const kvd_kv_seq *p = &s->buf.part[i];
         engine_seq       *q = &s->seq[s->part_seq[i]];
 
         if (q->n_token < p->n_past + p->n_row)
@@ -151,8 +152,8 @@ static void undo_parts(kvd_session *s)
     for (uint32_t i = 0; i < s->n_part; i++) {
         const uint32_t seq = s->part_seq[i];
 
-        if (kv_seq_len(s->kv, seq) > s->part[i].n_past)
-            kv_seq_truncate(s->kv, s->model->stream, seq, s->part[i].n_past);
+        if (kv_seq_len(s->kv, seq) > s->buf.part[i].n_past)
+            kv_seq_truncate(s->kv, s->model->stream, seq, s->buf.part[i].n_past);
         kv_seq_release(s->kv, seq);
     }
     for (uint32_t i = 0; i < s->n_sparse; i++)
@@ -164,7 +165,7 @@ static void count_time(kvd_session *s, uint32_t n_token, uint64_t t0, uint64_t t
     bool decode = true;
 
     for (uint32_t i = 0; i < s->n_part; i++)
-        decode = decode && s->part[i].n_row == 1;
+        decode = decode && s->buf.part[i].n_row == 1;
     *(decode ? &s->stats.n_decode : &s->stats.n_prefill) += n_token;
     *(decode ? &s->stats.decode_ns : &s->stats.prefill_ns) += t1 - t0;
     kvd_trace_add(s->trace, decode ? KVD_TRACE_STEP : KVD_TRACE_PREFILL, t0, t1, KVD_TRACE_NOWHERE,
@@ -180,7 +181,7 @@ static kvd_status run_work(kvd_session *s, const work *w, kvd_err *err)
     s->n_logits = 0;
     lay_out(s, w);
     for (uint32_t i = 0; i < s->n_part && st == KVD_OK; i++)
-        st = kv_seq_reserve(s->kv, s->part_seq[i], s->part[i].n_row, err);
+        st = kv_seq_reserve(s->kv, s->part_seq[i], s->buf.part[i].n_row, err);
     if (st == KVD_OK)
         st = engine_pipeline_run(s, w->n_token, err);
     if (st == KVD_OK)

@@ -274,7 +274,8 @@ static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *e
     KVD_TRY(open_tokenizer(m, p->pre_tokenizer, err));
     KVD_TRY(open_template(m, p->chat_template, err));
     KVD_TRY(kvd_backend_open(&m->be, &be, err));
-    return m->be->ops->stream_open(m->be, &m->stream, err);
+    KVD_TRY(m->be->ops->stream_open(m->be, &m->stream, err));
+    return m->be->unified ? KVD_OK : model_place(m->net, m->be, m->stream, err);
 }
 
 kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err *err)
@@ -302,6 +303,7 @@ void engine_model_close(kvd_model *m)
 {
     if (!m)
         return;
+    model_displace(m->net);
     if (m->stream)
         m->be->ops->stream_close(m->stream);
     kvd_backend_close(m->be);

@@ -36,11 +36,11 @@ static void fill_cos_sin(kvd_session *s)
     const uint32_t n_rot = model_get_hparams(net)->n_rot;
 
     for (uint32_t i = 0; i < s->n_part; i++) {
-        const kvd_kv_seq *p = &s->part[i];
+        const kvd_kv_seq *p = &s->buf.part[i];
 
         for (uint32_t r = 0; r < p->n_row; r++)
             model_rope_row(net, p->n_past + r, s->seq[s->part_seq[i]].rope_long,
-                           s->buf.cos_sin + (size_t)(p->first_row + r) * n_rot);
+                           s->buf.cos_sin_host + (size_t)(p->first_row + r) * n_rot);
     }
 }
 
@@ -98,12 +98,13 @@ static kvd_status attend_dense(kvd_session *s, uint32_t layer, const model_run *
     if (kv_resident(s->kv))
         return engine_attn(s, r, layer, &layout, part, n_part, err);
     for (uint32_t i = 0; i < n_part; i++) {
-        kvd_kv_seq p = part[i];
+        kvd_kv_seq *p = &s->buf.view_part[i];
 
         if (i == 0 || seq[i] != seq[i - 1])
             KVD_TRY(kv_dense_view(s->kv, r->stream, layer, seq[i], &layout, &block, err));
-        p.block = block;
-        KVD_TRY(engine_attn(s, r, layer, &layout, &p, 1, err));
+        *p       = part[i]; /* the same in every layer */
+        p->block = block;
+        KVD_TRY(engine_attn(s, r, layer, &layout, p, 1, err));
     }
     return KVD_OK;
 }
@@ -139,7 +140,8 @@ static kvd_status attend_mixed(kvd_session *s, uint32_t layer, const model_run *
 
         if (i < s->n_part && !sparse)
             continue;
-        KVD_TRY(attend_dense(s, layer, r, s->part + first, s->part_seq + first, i - first, err));
+        KVD_TRY(
+            attend_dense(s, layer, r, s->buf.part + first, s->part_seq + first, i - first, err));
         first = i + 1;
         k += sparse;
     }
@@ -151,21 +153,51 @@ static kvd_status attend_mixed(kvd_session *s, uint32_t layer, const model_run *
 static const kvd_kv_seq *part_of_row(const kvd_session *s, const kvd_kv_seq *p, uint32_t row)
 {
     if (row < p->first_row)
-        p = s->part;
+        p = s->buf.part;
     while (row - p->first_row >= p->n_row)
         p++; /* every row is in one */
     return p;
 }
 
+/* Row number i of the batch's wanted ones is `row` of the batch: listed for a buffer of n floats a
+ * row, x first, then q or att. */
+static void list_row(kvd_session *s, uint32_t which, uint32_t i, uint32_t row, uint64_t n)
+{
+    const size_t at = (size_t)which * s->params.n_batch + i;
+
+    s->buf.row_from[at] = row * n * sizeof(float);
+    s->buf.row_to[at]   = i * n * sizeof(float);
+}
+
+/* The listed rows of x (n floats each) move to the front; they may lie in any order, so they travel
+ * through room, which holds nothing here. */
+static kvd_status move_rows(kvd_session *s, const model_run *r, uint32_t which, float *x,
+                            float *room, uint64_t n, kvd_err *err)
+{
+    const size_t               at = (size_t)which * s->params.n_batch;
+    const kvd_record_copy_args a  = { .n       = s->n_out,
+                                      .bytes   = n * sizeof(float),
+                                      .src_off = s->buf.row_from + at,
+                                      .dst_off = s->buf.row_to + at,
+                                      .src     = x,
+                                      .dst     = room };
+    kvd_record_copy_args       b  = a;
+
+    b.src_off = b.dst_off;
+    b.src     = room;
+    b.dst     = x;
+    KVD_TRY(r->ops->record_copy(r->stream, &a, err));
+    return r->ops->record_copy(r->stream, &b, err);
+}
+
 /* Moves the wanted rows of x and q to the front, in the order of their logits, and describes them
- * as parts of their own; neighbours stay together, so that they share the reading of K and V.
- * Wanted rows may lie in any order, so they travel through xn and att, which hold nothing here.
- * Returns the number of parts. */
-static uint32_t keep_wanted_rows(kvd_session *s, const model_run *r)
+ * as parts of their own; neighbours stay together, so that they share the reading of K and V. */
+static kvd_status keep_wanted_rows(kvd_session *s, const model_run *r, uint32_t *n_part,
+                                   kvd_err *err)
 {
     const model_hparams *hp = model_get_hparams(s->model->net);
-    const size_t         nx = hp->n_embd, nq = (size_t)hp->n_head * hp->head_dim;
-    const kvd_kv_seq    *part = s->part;
+    const uint64_t       nx = hp->n_embd, nq = (uint64_t)hp->n_head * hp->head_dim;
+    const kvd_kv_seq    *part = s->buf.part;
     uint32_t             n    = 0;
 
     for (uint32_t i = 0; i < s->n_out; i++) {
@@ -173,35 +205,35 @@ static uint32_t keep_wanted_rows(kvd_session *s, const model_run *r)
         const kvd_kv_seq *const last = part;
 
         part = part_of_row(s, last, row);
-        memcpy(r->xn + i * nx, r->x + row * nx, nx * sizeof(float));
-        memcpy(r->att + i * nq, r->q + row * nq, nq * sizeof(float));
+        list_row(s, 0, i, row, nx);
+        list_row(s, 1, i, row, nq);
         if (i > 0 && row == s->out_row[i - 1] + 1 && part == last) {
-            s->out_part[n - 1].n_row++;
+            s->buf.out_part[n - 1].n_row++;
             continue;
         }
-        s->out_seq[n]    = s->part_seq[part - s->part];
-        s->out_part[n++] = (kvd_kv_seq){ .first_row = i,
-                                         .n_row     = 1,
-                                         .n_past    = part->n_past + row - part->first_row,
-                                         .block     = part->block };
+        s->out_seq[n]        = s->part_seq[part - s->buf.part];
+        s->buf.out_part[n++] = (kvd_kv_seq){ .first_row = i,
+                                             .n_row     = 1,
+                                             .n_past    = part->n_past + row - part->first_row,
+                                             .block     = part->block };
     }
-    memcpy(r->x, r->xn, s->n_out * nx * sizeof(float));
-    memcpy(r->q, r->att, s->n_out * nq * sizeof(float));
-    return n;
+    *n_part = n;
+    KVD_TRY(move_rows(s, r, 0, r->x, r->xn, nx, err));
+    return move_rows(s, r, 1, r->q, r->att, nq, err);
 }
 
-/* The same when they have attended already: x and att move, through xn and q. */
-static void keep_attended_rows(kvd_session *s, const model_run *r)
+/* The same when they have attended already: x and att move. */
+static kvd_status keep_attended_rows(kvd_session *s, const model_run *r, kvd_err *err)
 {
     const model_hparams *hp = model_get_hparams(s->model->net);
-    const size_t         nx = hp->n_embd, nq = (size_t)hp->n_head * hp->head_dim;
+    const uint64_t       nx = hp->n_embd, nq = (uint64_t)hp->n_head * hp->head_dim;
 
     for (uint32_t i = 0; i < s->n_out; i++) {
-        memcpy(r->xn + i * nx, r->x + s->out_row[i] * nx, nx * sizeof(float));
-        memcpy(r->q + i * nq, r->att + s->out_row[i] * nq, nq * sizeof(float));
+        list_row(s, 0, i, s->out_row[i], nx);
+        list_row(s, 1, i, s->out_row[i], nq);
     }
-    memcpy(r->x, r->xn, s->n_out * nx * sizeof(float));
-    memcpy(r->att, r->q, s->n_out * nq * sizeof(float));
+    KVD_TRY(move_rows(s, r, 0, r->x, r->xn, nx, err));
+    return move_rows(s, r, 1, r->att, r->q, nq, err);
 }
 
 /* In the last layer only the wanted rows go on.  Sparse rows attend first, wanted or not: their
@@ -210,11 +242,12 @@ static kvd_status attend_last(kvd_session *s, uint32_t layer, model_run *r, kvd_
 {
     if (s->n_sparse > 0) {
         KVD_TRY(attend_mixed(s, layer, r, err));
-        keep_attended_rows(s, r);
+        KVD_TRY(keep_attended_rows(s, r, err));
     } else {
-        const uint32_t n_part = keep_wanted_rows(s, r);
+        uint32_t n_part;
 
-        KVD_TRY(attend_dense(s, layer, r, s->out_part, s->out_seq, n_part, err));
+        KVD_TRY(keep_wanted_rows(s, r, &n_part, err));
+        KVD_TRY(attend_dense(s, layer, r, s->buf.out_part, s->out_seq, n_part, err));
     }
     r->n_token = s->n_out;
     return KVD_OK;
@@ -224,7 +257,7 @@ static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, kvd
 {
     if (s->n_sparse > 0)
         return attend_mixed(s, layer, r, err);
-    return attend_dense(s, layer, r, s->part, s->part_seq, s->n_part, err);
+    return attend_dense(s, layer, r, s->buf.part, s->part_seq, s->n_part, err);
 }
 
 static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run *r, kvd_err *err)
@@ -236,7 +269,7 @@ static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run
     uint64_t            t1;
 
     KVD_TRY(model_qkv(net, layer, r, err));
-    KVD_TRY(engine_append(r, &layout, s->part, s->n_part, err));
+    KVD_TRY(engine_append(r, &layout, s->buf.part, s->n_part, err));
     kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
     KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));
     t1 = kvd_trace_now(s->trace);
@@ -263,7 +296,8 @@ static kvd_status run_logits(kvd_session *s, const model_run *r, kvd_err *err)
 {
     const uint64_t t0 = kvd_trace_now(s->trace);
 
-    KVD_TRY(model_logits(s->model->net, r, s->buf.logits, err));
+    KVD_TRY(model_logits(s->model->net, r, s->buf.out, err));
+    KVD_TRY(engine_buffers_download(s, s->n_out, err));
     kvd_trace_add(s->trace, KVD_TRACE_LOGITS, t0, kvd_trace_now(s->trace), KVD_TRACE_NOWHERE,
                   s->n_out);
     return KVD_OK;
@@ -276,7 +310,9 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
     kvd_status st;
 
     fill_cos_sin(s);
-    st = model_embed(s->model->net, &r, s->buf.token, err);
+    st = engine_buffers_upload(s, n_token, err);
+    if (st == KVD_OK)
+        st = model_embed(s->model->net, &r, s->buf.token, err);
     if (st == KVD_OK)
         st = run_layers(s, &r, err);
     if (st == KVD_OK && s->n_out > 0)

@@ -26,7 +26,7 @@ static model_run rows_of(const prompt *p, uint32_t first, uint32_t n)
     model_run            r  = engine_run_of(p->s, n);
 
     r.x       = p->s->buf.all_x + (size_t)first * hp->n_embd;
-    r.cos_sin = p->s->buf.all_cos_sin + (size_t)first * hp->n_rot;
+    r.cos_sin = p->s->buf.cos_sin + (size_t)first * hp->n_rot;
     return r;
 }
 
@@ -42,13 +42,14 @@ static kvd_status embed(const prompt *p, kvd_err *err)
     const bool           longs = p->s->seq[p->seq].rope_long;
 
     for (uint32_t i = 0; i < p->n_token; i++)
-        model_rope_row(net, p->n_past + i, longs, p->s->buf.all_cos_sin + (size_t)i * hp->n_rot);
+        model_rope_row(net, p->n_past + i, longs, p->s->buf.cos_sin_host + (size_t)i * hp->n_rot);
+    memcpy(p->s->buf.token, p->token, p->n_token * sizeof(*p->token));
+    KVD_TRY(engine_buffers_upload(p->s, p->n_token, err));
     for (uint32_t first = 0; first < p->n_token; first += batch_rows(p, first)) {
         const uint32_t  n = batch_rows(p, first);
         const model_run r = rows_of(p, first, n);
 
-        memcpy(p->s->buf.token, p->token + first, n * sizeof(*p->token));
-        KVD_TRY(model_embed(net, &r, p->s->buf.token, err));
+        KVD_TRY(model_embed(net, &r, p->s->buf.token + first, err));
     }
     return KVD_OK;
 }
@@ -62,37 +63,55 @@ static kvd_status ffn(const prompt *p, uint32_t layer, model_run *r, kvd_err *er
     return KVD_OK;
 }
 
+/* The batches of a layer as parts, and behind them the last row alone.  The blocks are at the same
+ * place in every layer. */
+static void list_parts(const prompt *p)
+{
+    uint32_t n = 0;
+
+    for (uint32_t first = 0; first < p->n_token; first += batch_rows(p, first))
+        p->s->buf.all_part[n++] = (kvd_kv_seq){ .n_row  = batch_rows(p, first),
+                                                .n_past = p->n_past + first,
+                                                .block  = p->block };
+    p->s->buf.all_part[n] =
+        (kvd_kv_seq){ .n_row = 1, .n_past = p->n_past + p->n_token - 1, .block = p->block };
+}
+
+static const kvd_kv_seq *part_at(const prompt *p, uint32_t first)
+{
+    return p->s->buf.all_part + kvd_div_up(first, p->s->params.n_batch);
+}
+
 /* In the last layer only the last token's row goes on. */
 static kvd_status finish_last(const prompt *p, uint32_t layer, model_run *r, uint32_t n,
                               kvd_err *err)
 {
     const model_hparams *hp = model_get_hparams(p->s->model->net);
-    const size_t         nq = (size_t)hp->n_head * hp->head_dim;
-    const kvd_kv_seq last = { .n_row = 1, .n_past = p->n_past + p->n_token - 1, .block = p->block };
 
-    memmove(r->q, r->q + (n - 1) * nq, nq * sizeof(float));
+    r->q += (size_t)(n - 1) * hp->n_head * hp->head_dim;
     r->x += (size_t)(n - 1) * hp->n_embd;
     r->n_token = 1;
-    KVD_TRY(engine_attn(p->s, r, layer, &p->layout, &last, 1, err));
+    KVD_TRY(engine_attn(p->s, r, layer, &p->layout, part_at(p, p->n_token), 1, err));
     KVD_TRY(ffn(p, layer, r, err));
-    return model_logits(p->s->model->net, r, p->s->buf.logits, err);
+    KVD_TRY(model_logits(p->s->model->net, r, p->s->buf.out, err));
+    return engine_buffers_download(p->s, 1, err);
 }
 
 static kvd_status run_batch(const prompt *p, uint32_t layer, uint32_t first, kvd_err *err)
 {
-    const model     *net  = p->s->model->net;
-    const uint32_t   n    = batch_rows(p, first);
-    const bool       last = layer + 1 == model_get_hparams(net)->n_layer;
-    const kvd_kv_seq part = { .n_row = n, .n_past = p->n_past + first, .block = p->block };
-    model_run        r    = rows_of(p, first, n);
-    const uint64_t   t0   = kvd_trace_now(p->s->trace);
+    const model      *net  = p->s->model->net;
+    const uint32_t    n    = batch_rows(p, first);
+    const bool        last = layer + 1 == model_get_hparams(net)->n_layer;
+    const kvd_kv_seq *part = part_at(p, first);
+    model_run         r    = rows_of(p, first, n);
+    const uint64_t    t0   = kvd_trace_now(p->s->trace);
 
     KVD_TRY(model_qkv(net, layer, &r, err));
-    KVD_TRY(engine_append(&r, &p->layout, &part, 1, err));
+    KVD_TRY(engine_append(&r, &p->layout, part, 1, err));
     kvd_trace_add(p->s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(p->s->trace), layer, n);
     if (last)
         return first + n < p->n_token ? KVD_OK : finish_last(p, layer, &r, n, err);
-    KVD_TRY(engine_attn(p->s, &r, layer, &p->layout, &part, 1, err));
+    KVD_TRY(engine_attn(p->s, &r, layer, &p->layout, part, 1, err));
     return ffn(p, layer, &r, err);
 }
 
@@ -129,6 +148,9 @@ static kvd_status run_layers(prompt *p, kvd_err *err)
         const uint64_t t0 = kvd_trace_now(s->trace);
 
         KVD_TRY(kv_prompt_open(s->kv, s->model->stream, il, &p->layout, &p->block, err));
+        if (il == 0)
+            list_parts(p);
+        kvd_assert(p->block == s->buf.all_part[0].block);
         for (uint32_t first = 0; first < p->n_token; first += batch_rows(p, first)) {
             KVD_TRY(report(p, il, first, err));
             KVD_TRY(trace_batch(p, il, first, err));

@@ -187,46 +187,9 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
                                  .n_slot    = sh->kv.window_tokens / p->chunk_tokens };
 }
 
-/* Lays the buffers out one behind the other; base NULL only measures. */
-static uint64_t plan_buffers(const kvd_model *m, const kvd_session_params *p, bool resident,
-                             engine_buffers *b, uint8_t *base)
-{
-    const uint64_t       n_all = resident ? 0 : p->n_ctx; /* else no prompt goes layer by layer */
-    const model_hparams *hp    = model_get_hparams(m->net);
-    const uint64_t       n_q   = (uint64_t)hp->n_head * hp->head_dim;
-    const uint64_t       n_kv  = (uint64_t)hp->n_kv_head * hp->head_dim;
-    const struct {
-        void   **at;
-        uint64_t row, n_row; /* elements of 4 bytes */
-    } part[] = {
-        { (void **)&b->x, hp->n_embd, p->n_batch },
-        { (void **)&b->xn, hp->n_embd, p->n_batch },
-        { (void **)&b->q, n_q, p->n_batch },
-        { (void **)&b->k, n_kv, p->n_batch },
-        { (void **)&b->v, n_kv, p->n_batch },
-        { (void **)&b->att, n_q, p->n_batch },
-        { (void **)&b->gate, hp->n_ff, p->n_batch },
-        { (void **)&b->up, hp->n_ff, p->n_batch },
-        { (void **)&b->cos_sin, hp->n_rot, p->n_batch },
-        { (void **)&b->logits, hp->n_vocab, p->n_logits },
-        { (void **)&b->token, 1, p->n_batch },
-        { (void **)&b->all_x, hp->n_embd, n_all },
-        { (void **)&b->all_cos_sin, hp->n_rot, n_all },
-    };
-    uint64_t off = 0;
-
-    for (size_t i = 0; i < KVD_COUNTOF(part); i++) {
-        if (base)
-            *part[i].at = base + off;
-        /* limits of model_hparams.c and complete_params() keep this far from 64 bits */
-        off += kvd_align_up(4 * part[i].row * part[i].n_row, KVD_CACHE_LINE);
-    }
-    return off;
-}
-
 static uint64_t session_host_bytes(const kvd_session_params *p)
 {
-    const uint64_t per_row = 2 * sizeof(kvd_kv_seq) + 3 * sizeof(uint32_t);
+    const uint64_t per_row = 3 * sizeof(uint32_t);
     const uint64_t per_seq = sizeof(engine_seq) + 16 + 4 * (uint64_t)p->n_ctx;
     const uint64_t trace   = p->trace_path ? kvd_trace_bytes() : 0;
 
@@ -254,7 +217,6 @@ static kvd_status fill_plan(const kvd_model *m, const session_shape *sh, kvd_pla
 {
     const kvd_session_params *p   = &sh->p;
     const kvd_backend_limits  lim = limits_of(m, sh);
-    engine_buffers            buf;
     kv_sizes                  kv;
     uint64_t                  fixed, room;
 
@@ -262,7 +224,7 @@ static kvd_status fill_plan(const kvd_model *m, const session_shape *sh, kvd_pla
     plan_tiers(&kv, sh, out);
     out->weight_bytes = gguf_mapped_bytes(m->file);
     out->scratch_bytes =
-        plan_buffers(m, p, kv.resident, &buf, NULL) + m->be->ops->reserve_bytes(m->be, &lim);
+        engine_buffers_bytes(m, p, kv.resident) + m->be->ops->reserve_bytes(m->be, &lim);
     out->host_bytes  = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p);
     out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
     out->available_bytes = os_mem_available();
@@ -295,8 +257,6 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
     const kvd_session_params *p  = &s->params;
     const model_hparams      *hp = model_get_hparams(s->model->net);
 
-    s->part       = kvd_calloc(p->n_batch, sizeof(*s->part));
-    s->out_part   = kvd_calloc(p->n_batch, sizeof(*s->out_part));
     s->part_seq   = kvd_calloc(p->n_batch, sizeof(*s->part_seq));
     s->out_row    = kvd_calloc(p->n_batch, sizeof(*s->out_row));
     s->out_seq    = kvd_calloc(p->n_batch, sizeof(*s->out_seq));
@@ -307,8 +267,8 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
     s->seq        = kvd_calloc(p->n_seq, sizeof(*s->seq));
     s->tokens     = kvd_calloc((size_t)p->n_seq * p->n_ctx, sizeof(*s->tokens));
     s->caps       = kvd_calloc((size_t)hp->n_layer * hp->n_kv_head, sizeof(*s->caps));
-    if (!s->caps || !s->part || !s->out_part || !s->part_seq || !s->out_row || !s->out_seq ||
-        !s->sparse_row || !s->sparse_seq || !s->seq_rows || !s->seq_new || !s->seq || !s->tokens)
+    if (!s->caps || !s->part_seq || !s->out_row || !s->out_seq || !s->sparse_row ||
+        !s->sparse_seq || !s->seq_rows || !s->seq_new || !s->seq || !s->tokens)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its tables");
     for (uint32_t i = 0; i < p->n_seq; i++)
         s->seq[i].token = s->tokens + (size_t)i * p->n_ctx;
@@ -346,9 +306,7 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
     if (s->cached)
         KVD_TRY(engine_fingerprint(m, &sh->kv, sh->kv.fingerprint, err));
     KVD_TRY(kv_store_open(&s->kv, m->be, &sh->kv, err));
-    return m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE,
-                                 plan_buffers(m, &s->params, plan->kv_resident, &s->buf, NULL),
-                                 &s->buf.mem, err);
+    return engine_buffers_open(&s->buf, m, &s->params, plan->kv_resident, err);
 }
 
 static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh, kvd_err *err)
@@ -376,7 +334,6 @@ static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh,
     engine_attention_apply(s);
     for (uint32_t i = 0; i < p->n_seq; i++)
         kv_seq_source(s->kv, i, s->seq[i].token, 0);
-    plan_buffers(m, p, plan.kv_resident, &s->buf, s->buf.mem.ptr);
     kvd_log(KVD_LOG_INFO,
             "session: %u sequence(s) of up to %u tokens, KV %" PRIu64 " MiB (%" PRIu64
             " bytes a token), scratch %" PRIu64 " MiB",
@@ -405,11 +362,9 @@ void engine_session_close(kvd_session *s)
         return;
     for (uint32_t i = 0; s->kv && s->buf.mem.ptr && i < s->params.n_seq; i++)
         kv_seq_store_tail(s->kv, i);
-    s->model->be->ops->mem_free(s->model->be, &s->buf.mem);
+    engine_buffers_close(&s->buf, s->model->be);
     kv_store_close(s->kv);
     engine_trace_close(s);
-    kvd_free(s->part);
-    kvd_free(s->out_part);
     kvd_free(s->part_seq);
     kvd_free(s->out_row);
     kvd_free(s->out_seq);

@@ -15,7 +15,9 @@ typedef struct synth {
     kvd_session *s;
     uint32_t     seq, n_token, width; /* floats of a K row over all heads */
     kvd_rng      rng;
-    float       *base, *walk; /* [width] of the layer, in buf.gate and buf.up */
+    kvd_mem      room;        /* PINNED: what follows */
+    float       *base, *walk; /* [width] of the layer */
+    float       *k, *v;       /* [n_batch][width] */
 } synth;
 
 /* About normal, variance 1. */
@@ -26,14 +28,12 @@ static float normal(kvd_rng *r)
 
 static void fill_rows(synth *y, uint32_t n)
 {
-    engine_buffers *b = &y->s->buf;
-
     for (uint32_t i = 0; i < n * y->width; i++) {
         float *w = &y->walk[i % y->width];
 
         *w      = WALK * *w + 0.43f * normal(&y->rng);
-        b->k[i] = y->base[i % y->width] + *w;
-        b->v[i] = normal(&y->rng);
+        y->k[i] = y->base[i % y->width] + *w;
+        y->v[i] = normal(&y->rng);
     }
 }
 
@@ -50,10 +50,14 @@ static kvd_status fill_layer(synth *y, uint32_t layer, const kvd_kv_layout *layo
     for (uint32_t done = 0; done < n_token;) {
         const uint32_t   n    = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
         const kvd_kv_seq part = { .n_row = n, .n_past = n_past + done, .block = block };
-        const model_run  r    = engine_run_of(s, n);
+        model_run        r    = engine_run_of(s, n);
 
         fill_rows(y, n);
-        KVD_TRY(engine_append(&r, layout, &part, 1, err));
+        r.k            = y->k;
+        r.v            = y->v;
+        s->buf.part[0] = part;
+        KVD_TRY(engine_append(&r, layout, s->buf.part, 1, err));
+        KVD_TRY(r.ops->stream_sync(r.stream, err)); /* before rows are made anew */
         done += n;
     }
     return KVD_OK;
@@ -99,16 +103,25 @@ static kvd_status fill_tiers(synth *y, uint32_t n_past, kvd_err *err)
     return rc;
 }
 
+static kvd_status take_room(synth *y, kvd_err *err)
+{
+    kvd_backend   *be   = y->s->model->be;
+    const uint64_t rows = y->s->params.n_batch, row = y->width * sizeof(float);
+
+    KVD_TRY(be->ops->mem_alloc(be, KVD_MEM_PINNED, (2 * rows + 2) * row, &y->room, err));
+    y->base = y->room.ptr;
+    y->walk = y->base + y->width;
+    y->k    = y->walk + y->width;
+    y->v    = y->k + rows * y->width;
+    return KVD_OK;
+}
+
 kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err)
 {
     const model_hparams *hp = model_get_hparams(s->model->net);
     engine_seq          *q;
-    synth                y = { .s       = s,
-                               .seq     = seq,
-                               .n_token = n_token,
-                               .width   = hp->n_kv_head * hp->head_dim,
-                               .base    = s->buf.gate,
-                               .walk    = s->buf.up };
+    synth y = { .s = s, .seq = seq, .n_token = n_token, .width = hp->n_kv_head * hp->head_dim };
+    kvd_status st;
 
     if (seq >= s->params.n_seq || n_token == 0 || n_token > s->params.n_ctx - s->seq[seq].n_token)
         return kvd_fail(err, KVD_E_INVAL, 0, "%u made-up tokens for sequence %u of %u: context %u",
@@ -116,8 +129,10 @@ kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token,
     if (s->cached)
         return kvd_fail(err, KVD_E_INVAL, 0, "made-up tokens must not reach a cache (--cache-dir)");
     q = &s->seq[seq];
-    kvd_assert(y.width <= hp->n_ff * s->params.n_batch);
-    KVD_TRY((kv_resident(s->kv) ? fill_resident : fill_tiers)(&y, q->n_token, err));
+    KVD_TRY(take_room(&y, err));
+    st = (kv_resident(s->kv) ? fill_resident : fill_tiers)(&y, q->n_token, err);
+    s->model->be->ops->mem_free(s->model->be, &y.room);
+    KVD_TRY(st);
     memset(q->token + q->n_token, 0, n_token * sizeof(*q->token));
     q->n_token += n_token;
     engine_attention_admit(s, seq);

@@ -5,7 +5,7 @@
  * pipeline (engine/) calls the stages in order and puts the cache between qkv and ffn:
  *   model_embed, then per layer { model_qkv, [append, attention], model_ffn }, model_logits.
  *
- * Weights stay in the file's mapping; norms and biases are copied to float.
+ * Weights stay in the file's mapping, or are copied to the device; norms and biases are float.
  * Thread: immutable once opened, any thread. */
 #ifndef KVD_MODEL_H
 #define KVD_MODEL_H
@@ -55,9 +55,14 @@ kvd_status           model_open(model **out, const gguf_file *g, const model_rop
                                 kvd_err *err);
 void                 model_close(model *m); /* NULL is a no-op */
 const model_hparams *model_get_hparams(const model *m);
-uint64_t             model_n_param(const model *m);
-uint64_t             model_heap_bytes(const model *m);
-uint32_t             model_max_cols(const model *m); /* widest matmul input */
+/* Copies all weights to the backend's device, for one that is not unified; the stages then work
+ * there.  On failure the model can only be closed.  displace, before the backend closes, gives the
+ * memory back and may be called for any model. */
+kvd_status model_place(model *m, kvd_backend *be, kvd_stream *stream, kvd_err *err);
+void       model_displace(model *m);
+uint64_t   model_n_param(const model *m);
+uint64_t   model_heap_bytes(const model *m);
+uint32_t   model_max_cols(const model *m); /* widest matmul input */
 
 /* Cosines then sines for one position, n_rot floats.  long_factors matters for LONG only. */
 void model_rope_row(const model *m, uint32_t pos, bool long_factors, float *cos_sin);

@@ -21,6 +21,8 @@ struct model {
     float        *inv_freq_long; /* [n_rot/2], LONG only */
     float        *vectors;       /* norms and biases, one allocation */
     uint64_t      n_param, heap_bytes;
+    kvd_backend  *be;     /* of device; borrowed */
+    kvd_mem       device; /* matrices and vectors, where they were placed */
 };
 
 /* One row per architecture we run. */

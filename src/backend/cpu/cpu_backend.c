@@ -314,6 +314,7 @@ kvd_status kvd_backend_open(kvd_backend **out, const kvd_backend_params *p, kvd_
     be = kvd_calloc(1, sizeof(*be));
     if (!be)
         return kvd_fail(err, KVD_E_NOMEM, 0, "backend %s", name);
+    be->base.unified  = true;
     be->precise       = p->precise;
     be->deterministic = p->deterministic;
     st                = ref ? cpu_open_ref(be) : cpu_open_fast(be, p, err);

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine_buffers.c - the memory that batches work on: activations on the device, and what the host
+ * writes for it or reads from it.  Where memory is unified the two are one and nothing is copied.
+ *
+ * Owns: two allocations of the backend.  Thread: the session's. */
+#include "engine/engine.h"
+
+typedef struct buffer_part {
+    void   **at;
+    uint64_t row, n_row; /* bytes */
+    bool     shared;
+} buffer_part;
+
+static uint64_t rows_max(const kvd_session_params *p, uint64_t n_all)
+{
+    return kvd_max_u64(p->n_batch, n_all);
+}
+
+/* Lays the buffers out one behind the other in two pieces; b without memory is only measured. */
+static void place(engine_buffers *b, const kvd_model *m, const kvd_session_params *p, bool resident,
+                  uint64_t *device_bytes, uint64_t *shared_bytes)
+{
+    const uint64_t       n_all = resident ? 0 : p->n_ctx; /* else no prompt goes layer by layer */
+    const uint64_t       n_max = rows_max(p, n_all), mirror = m->be->unified ? 0 : 1;
+    const model_hparams *hp   = model_get_hparams(m->net);
+    const uint64_t       n_q  = 4ull * hp->n_head * hp->head_dim;
+    const uint64_t       n_kv = 4ull * hp->n_kv_head * hp->head_dim;
+    const uint64_t       n_x = 4ull * hp->n_embd, n_f = 4ull * hp->n_ff, n_v = 4ull * hp->n_vocab;
+    const uint64_t       n_part = n_all ? n_all / p->n_batch + 2 : 0;
+    const buffer_part    part[] = {
+           { (void **)&b->x, n_x, p->n_batch, false },
+           { (void **)&b->xn, n_x, p->n_batch, false },
+           { (void **)&b->q, n_q, p->n_batch, false },
+           { (void **)&b->k, n_kv, p->n_batch, false },
+           { (void **)&b->v, n_kv, p->n_batch, false },
+           { (void **)&b->att, n_q, p->n_batch, false },
+           { (void **)&b->gate, n_f, p->n_batch, false },
+           { (void **)&b->up, n_f, p->n_batch, false },
+           { (void **)&b->all_x, n_x, n_all, false },
+           { (void **)&b->cos_sin, 4ull * hp->n_rot, mirror * n_max, false },
+           { (void **)&b->out, n_v, mirror * p->n_logits, false },
+           { (void **)&b->cos_sin_host, 4ull * hp->n_rot, n_max, true },
+           { (void **)&b->logits, n_v, p->n_logits, true },
+           { (void **)&b->token, 4, n_max, true },
+           { (void **)&b->part, sizeof(*b->part), p->n_batch, true },
+           { (void **)&b->out_part, sizeof(*b->out_part), p->n_batch, true },
+           { (void **)&b->view_part, sizeof(*b->view_part), p->n_batch, true },
+           { (void **)&b->all_part, sizeof(*b->all_part), n_part, true },
+           { (void **)&b->row_from, 2 * sizeof(*b->row_from), p->n_batch, true },
+           { (void **)&b->row_to, 2 * sizeof(*b->row_to), p->n_batch, true },
+    };
+    uint64_t off[2] = { 0, 0 };
+
+    for (size_t i = 0; i < KVD_COUNTOF(part); i++) {
+        uint8_t *base = part[i].shared ? b->shared.ptr : b->mem.ptr;
+
+        if (base)
+            *part[i].at = base + off[part[i].shared];
+        /* limits of model_hparams.c and complete_params() keep this far from 64 bits */
+        off[part[i].shared] += kvd_align_up(part[i].row * part[i].n_row, KVD_CACHE_LINE);
+    }
+    *device_bytes = off[0];
+    *shared_bytes = off[1];
+}
+
+uint64_t engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, bool resident)
+{
+    engine_buffers b = { 0 };
+    uint64_t       device, shared;
+
+    place(&b, m, p, resident, &device, &shared);
+    return device + shared;
+}
+
+kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,
+                               bool resident, kvd_err *err)
+{
+    uint64_t device, shared;
+
+    *b = (engine_buffers){ .unified = m->be->unified };
+    place(b, m, p, resident, &device, &shared);
+    KVD_TRY(m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE, device, &b->mem, err));
+    KVD_TRY(m->be->ops->mem_alloc(m->be, KVD_MEM_PINNED, shared, &b->shared, err));
+    place(b, m, p, resident, &device, &shared);
+    if (b->unified) {
+        b->cos_sin = b->cos_sin_host;
+        b->out     = b->logits;
+    }
+    return KVD_OK;
+}
+
+void engine_buffers_close(engine_buffers *b, kvd_backend *be)
+{
+    be->ops->mem_free(be, &b->mem);
+    be->ops->mem_free(be, &b->shared);
+}
+
+/* bytes at `at` of one of the two allocations, counted from its start. */
+static uint64_t offset_of(const kvd_mem *m, const void *at)
+{
+    return (uint64_t)((const uint8_t *)at - (const uint8_t *)m->ptr);
+}
+
+kvd_status engine_buffers_upload(kvd_session *s, uint32_t n, kvd_err *err)
+{
+    const engine_buffers *b = &s->buf;
+
+    if (b->unified)
+        return KVD_OK;
+    return s->model->be->ops->copy(s->model->stream, b->mem, offset_of(&b->mem, b->cos_sin),
+                                   b->shared, offset_of(&b->shared, b->cos_sin_host),
+                                   4ull * n * model_get_hparams(s->model->net)->n_rot, err);
+}
+
+kvd_status engine_buffers_download(kvd_session *s, uint32_t n, kvd_err *err)
+{
+    const engine_buffers *b = &s->buf;
+
+    if (b->unified)
+        return KVD_OK;
+    return s->model->be->ops->copy(s->model->stream, b->shared, offset_of(&b->shared, b->logits),
+                                   b->mem, offset_of(&b->mem, b->out),
+                                   4ull * n * model_get_hparams(s->model->net)->n_vocab, err);
+}
