@@ -226,9 +226,7 @@ typedef struct kvd_index_build_args {
 } kvd_index_build_args;
 
 /* Means for an estimation zone: of each run of kv.block_tokens / zone.block_tokens tokens, one K
- * and one V row, laid out as tokens of `zone` (with chunk_tokens 1 a mean is a record that
- * attention over records takes; it stands for as many tokens as went in).  Same bytes on every
- * backend. */
+ * and one V row, laid out as tokens of `zone`.  Same bytes on every backend. */
 typedef struct kvd_zone_build_args {
     uint32_t        n_block;
     kvd_kv_layout   kv, zone; /* same n_kv_head and head_dim */
@@ -326,6 +324,31 @@ typedef struct kvd_attn_span_args {
     float                scale;
     bool                 first;
 } kvd_attn_span_args;
+
+/* The estimation zone of one sequence: cells, each the mean K and V of as many neighbouring tokens
+ * (zone_build). */
+typedef struct kvd_zone_seq {
+    uint32_t        n_cell; /* from the sequence's first token on; <= n_cell_max */
+    const uint64_t *zblock; /* byte offsets into zone.pool */
+    const uint16_t *left;   /* [n_cell] tokens that each cell stands for, of KV head 0 */
+} kvd_zone_seq;
+
+/* Attention of one new token per row to cells in place of their tokens: a cell weighs left x
+ * exp(scale q . mean K), its value is mean V, and one with nothing left adds nothing.  Merged by
+ * log-sum-exp with what part holds.  The order of operations depends on n_cell alone. */
+typedef struct kvd_attn_zone_args {
+    uint32_t            n_row, n_head, n_cell_max;
+    kvd_kv_layout       zone; /* its tokens are cells */
+    const uint32_t     *row;  /* [n_row] of q, out and lse */
+    const kvd_zone_seq *seq;  /* [n_row] */
+    uint64_t            q_stride, out_stride, lse_stride;
+    uint64_t            left_stride; /* elements of left between KV heads */
+    const float        *q;           /* [row][n_head][head_dim] after RoPE */
+    float              *part;        /* in, out, as of attn_span */
+    float              *lse;         /* out as of attn_span, or NULL */
+    float              *out;         /* likewise */
+    float               scale;
+} kvd_attn_zone_args;
 
 #define KVD_SLOT_NONE  0xffffu
 #define KVD_CHUNK_NONE 0xffffffffu
@@ -508,6 +531,7 @@ typedef struct kvd_backend_ops {
     kvd_status (*zone_build)(kvd_stream *, const kvd_zone_build_args *, kvd_err *);
     kvd_status (*select)(kvd_stream *, const kvd_select_args *, kvd_err *);
     kvd_status (*attn_span)(kvd_stream *, const kvd_attn_span_args *, kvd_err *);
+    kvd_status (*attn_zone)(kvd_stream *, const kvd_attn_zone_args *, kvd_err *);
     kvd_status (*window)(kvd_stream *, const kvd_window_args *, kvd_err *);
     kvd_status (*record_copy)(kvd_stream *, const kvd_record_copy_args *, kvd_err *);
     kvd_status (*record_pack)(kvd_stream *, const kvd_record_pack_args *, kvd_err *);

@@ -70,10 +70,11 @@ static void put_head(kvd_buf *b, const char *name, const char *group, char phase
 
 static void put_span(kvd_buf *b, const kvd_trace *t, uint64_t i)
 {
-    static const char *const name[] = { "decode step", "prefill",    "batch",    "restore", "layer",
-                                        "qkv",         "attention",  "stage",    "select",  "fetch",
-                                        "attend",      "fetch late", "ffn",      "logits",  "seal",
-                                        "store tail",  "I/O wait",   "disk read" };
+    static const char *const name[] = { "decode step", "prefill",  "batch",     "restore",
+                                        "layer",       "qkv",      "attention", "stage",
+                                        "select",      "fetch",    "attend",    "zone",
+                                        "fetch late",  "ffn",      "logits",    "seal",
+                                        "store tail",  "I/O wait", "disk read" };
     const span              *s      = &t->ring[i % KVD_TRACE_EVENTS];
 
     if (s->kind == KVD_TRACE_READ) { /* beside the others: begin and end with an id */

@@ -28,6 +28,7 @@ typedef enum kvd_trace_kind {
     KVD_TRACE_SELECT,     /* n: rows */
     KVD_TRACE_FETCH,      /* urgent misses; n: rows */
     KVD_TRACE_ATTEND,     /* to window and urgent misses */
+    KVD_TRACE_ZONE,       /* of that: to the estimation zone */
     KVD_TRACE_FETCH_LATE, /* what the next step will attend to */
     KVD_TRACE_FFN,
     KVD_TRACE_LOGITS,

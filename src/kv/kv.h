@@ -42,9 +42,11 @@ typedef struct kv_params {
     uint64_t device_bytes; /* of pool and index; 0: no limit, everything is resident */
     uint64_t host_bytes;   /* of records; 0: what n_token takes.  Less spills to cache_dir */
 
-    bool           sparse;        /* sealed blocks are indexed; the rest is read only then */
-    kvd_index_desc index;         /* chunk_tokens, block_tokens and head_dim are filled in */
-    uint32_t       window_tokens; /* of the largest window of a lane */
+    bool           sparse;      /* sealed blocks are indexed; the rest is read only then */
+    kvd_index_desc index;       /* chunk_tokens, block_tokens and head_dim are filled in */
+    uint32_t       zone_tokens; /* of a cell of the estimation zone: a multiple of chunk_tokens
+                                   that divides 256; 0: there is none.  With sparse only */
+    uint32_t window_tokens;     /* of the largest window of a lane */
     /* [n_layer][n_kv_head] of each lane's window, at most window_tokens; NULL: all are of that
      * size. Read during plan and open */
     const uint32_t *lane_tokens;
@@ -64,7 +66,7 @@ typedef enum kv_buffer {                /* what a store allocates */
                          KV_BUF_RAW,    /* device: raw blocks; all blocks where resident */
                          KV_BUF_WINDOW, /* device: sinks and slots of all lanes */
                          KV_BUF_STAGE,  /* device: one layer of one sequence, for dense attention */
-                         KV_BUF_INDEX,  /* device: landmarks */
+                         KV_BUF_INDEX,  /* device: landmarks, parameters of records, cells */
                          KV_BUF_MAP,    /* device: slot maps, averages, lists of a step */
                          KV_BUF_HOST,   /* host: records */
                          KV_BUF_TABLE   /* host: sequences, free lists */
@@ -79,6 +81,7 @@ typedef struct kv_sizes {
     uint64_t n_block; /* of 256 tokens, of all sequences together */
     uint64_t n_raw;   /* of them raw at a time */
     uint64_t bytes[KV_BUF_COUNT];
+    uint64_t zone_bytes;               /* of KV_BUF_INDEX: the estimation zone */
     uint64_t device_bytes, host_bytes; /* sums */
 } kv_sizes;
 
@@ -90,6 +93,7 @@ typedef struct kv_policy {
     float            top_p;    /* 0: the whole budget */
     bool             strict;   /* all misses are waited for */
     bool             selected; /* attend to the selection alone, not to the whole window */
+    bool             zone;     /* estimate the rest from cells, where the store has them */
     /* [n_layer][n_kv_head] windows in budgets, at least 1, in place of what kv_seq_admit() is
      * given; NULL: that one.  Borrowed as long as the policy holds; read by kv_seq_admit() */
     const float *caps;
@@ -119,8 +123,10 @@ typedef struct kv_counts {
     uint64_t n_disk_refused;                 /* units that were not stored */
     uint64_t n_disk_bad;                     /* units found damaged */
     double   mass; /* sum over lanes and steps of the estimated mass; n_mass of them */
+    double   zone; /* the same of the weight that cells had among all that was attended */
     uint64_t n_mass;
     uint64_t select_ns, fetch_ns, attend_ns, seal_ns;
+    uint64_t zone_ns; /* of attend_ns */
 } kv_counts;
 
 typedef enum kv_made { KV_MADE_PROMPT, KV_MADE_DENSE, KV_MADE_SPARSE } kv_made;

@@ -7,6 +7,7 @@
  * kv_prompt.c   a prompt that goes through the layers one by one
  * kv_pack.c     records in the form of lower tiers
  * kv_step.c     select, fetch, attend
+ * kv_zone.c     the estimation zone: what stands for the tokens that a step does not attend to
  * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back
  *
  * A *lane index* counts lanes of all sequences: (seq * n_layer + layer) * n_kv_head + head.  Arrays
@@ -41,6 +42,9 @@ typedef struct kv_step {
     uint32_t          *k;                         /* [n_seq][n_kv_head] */
     float             *part;                      /* [n_seq][n_kv_head][part] */
     float             *lse;                       /* [n_batch][n_head] */
+    float             *zone_lse;                  /* [n_batch][n_head]; zone */
+    kvd_zone_seq      *zone;                      /* [n_seq]; zone */
+    uint16_t          *left;                      /* [n_seq][n_kv_head][cells]; zone */
     float             *score;                     /* [n_seq][n_kv_head][n_chunk_max] */
     uint32_t          *sel, *fetch, *into, *stay; /* [n_seq][n_kv_head][slots_max] */
     uint64_t          *sink;                      /* [n_seq][n_kv_head][sinks] records */
@@ -64,14 +68,17 @@ struct kv_store {
     kv_policy        policy;
     kvd_kv_layout    layout;      /* with layer 0's lane_off */
     kvd_index_layout index;       /* likewise */
+    kvd_kv_layout    zone;        /* likewise; of cells, in the lanes of the index */
     uint32_t         blocks_max;  /* of one sequence */
     uint32_t         n_chunk_max; /* of one sequence */
     uint32_t         block_chunks, sinks, slots_max;
+    uint32_t         zone_shift; /* chunks of a cell, as a power of two */
 
-    kvd_mem           pool;                    /* raw blocks, then windows, then the stage */
-    kvd_record_format record;                  /* below the device */
-    uint64_t          packed_bytes, param_off; /* of a record; in a lane's aux behind the index */
-    uint8_t          *packed;                  /* one block of a layer, packed */
+    kvd_mem           pool;   /* raw blocks, then windows, then the stage */
+    kvd_record_format record; /* below the device */
+    uint64_t          packed_bytes;
+    uint64_t          param_off; /* in a lane's aux: behind the index parameters, then cells */
+    uint8_t          *packed;    /* one block of a layer, packed */
     uint64_t          window_off, stage_off;
     kvd_mem           landmarks;
     kvd_mem           map;
@@ -179,12 +186,22 @@ static inline kvd_record_format kv_record_format(const kv_params *p)
                                 .keys         = p->index };
 }
 
-/* Bytes of a lane's index and parameters of one block. */
+/* Bytes of a lane's cells of one block. */
+static inline uint64_t kv_zone_bytes(const kv_params *p)
+{
+    const uint64_t elem = p->type == KVD_DTYPE_F32 ? 4 : 2;
+
+    return p->zone_tokens == 0
+               ? 0
+               : kvd_align_up(KV_BLOCK_TOKENS / p->zone_tokens * 2 * elem * p->head_dim, 64);
+}
+
+/* Bytes of a lane's index, parameters and cells of one block. */
 static inline uint64_t kv_aux_bytes(const kv_params *p)
 {
     const kvd_record_format f = kv_record_format(p);
 
-    return kvd_index_lane_bytes(&p->index) + kvd_record_param_bytes(&f);
+    return kvd_index_lane_bytes(&p->index) + kvd_record_param_bytes(&f) + kv_zone_bytes(p);
 }
 
 /* Where n records lie packed in the pool before they are unpacked at `at`. */
@@ -233,6 +250,15 @@ kvd_status kv_keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
                          kvd_err *err);
 kvd_status kv_fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq, kvd_err *err);
 kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_sealed, kvd_err *err);
+
+/* kv_zone.c.  layout, build: nothing without a zone; build makes cells of a layer's n blocks, which
+ * lie as kv says, in their index blocks.  used: whether steps attend to cells.  attend: after all
+ * else of a step, whose log-sum-exp is in step.lse; fills q->out. */
+void       kv_zone_layout(kv_store *s);
+kvd_status kv_zone_build(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_kv_layout *kv,
+                         const uint64_t *block, const uint64_t *iblock, uint32_t n, kvd_err *err);
+bool       kv_zone_used(const kv_store *s);
+kvd_status kv_zone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 
 /* kv_step.c: asserts that slot maps and slots agree. */
 void kv_check_windows(const kv_store *s);

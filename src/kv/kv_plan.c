@@ -116,6 +116,8 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
     kvd_assert(KV_BLOCK_TOKENS % p->chunk_tokens == 0 && p->n_sink % p->chunk_tokens == 0 &&
                p->n_sink <= KV_BLOCK_TOKENS && p->n_local >= 1 &&
                p->window_tokens / p->chunk_tokens < KVD_SLOT_NONE);
+    kvd_assert(p->zone_tokens == 0 || (p->sparse && KV_BLOCK_TOKENS % p->zone_tokens == 0 &&
+                                       p->zone_tokens % p->chunk_tokens == 0));
     *z         = (kv_sizes){ .resident = true };
     z->n_block = kvd_div_up(p->n_token, KV_BLOCK_TOKENS);
     z->n_raw   = z->n_block;
@@ -125,6 +127,7 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
          kvd_mul(z->block_bytes, z->n_block, &z->bytes[KV_BUF_RAW]) &&
          kvd_mul(lanes * 64, chunks_max(p), &most) && kvd_mul(most, p->n_seq, &most) &&
          kvd_mul(index_block_bytes(p), z->n_block, &z->bytes[KV_BUF_INDEX]);
+    z->zone_bytes = p->sparse && ok ? lanes * kv_zone_bytes(p) * z->n_block : 0;
     if (!ok || z->bytes[KV_BUF_RAW] > INT64_MAX || most > INT64_MAX)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "KV cache: %" PRIu64 " tokens of %u layers, %u KV heads, head size %u "
@@ -155,6 +158,8 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
     const uint64_t copies = resident ? 0 : kv_copies_max(p);
     const uint64_t unpack = p->record == KVD_RECORD_RAW ? 0 : copies;
     const uint32_t group  = p->n_head / p->n_kv_head;
+    const uint64_t cells  = p->zone_tokens ? chunks * p->chunk_tokens / p->zone_tokens : 0;
+    const uint64_t zone   = p->zone_tokens ? p->n_seq : 0;
     kv_step       *t      = &s->step;
     const struct {
         void   **at;
@@ -176,6 +181,9 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
         { (void **)&t->k, 4 * row },
         { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim) },
         { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0 },
+        { (void **)&t->zone_lse, zone ? 4 * (uint64_t)p->n_batch * p->n_head : 0 },
+        { (void **)&t->zone, zone * sizeof(*t->zone) },
+        { (void **)&t->left, 2 * row * cells },
         { (void **)&t->score, 4 * row * chunks },
         { (void **)&t->sel, 4 * row * slots },
         { (void **)&t->fetch, 4 * row * slots },

@@ -168,6 +168,8 @@ kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
     if (s->params.sparse && end > first)
         KVD_TRY(
             kv_index_layer(s, st, layer, l, block + first, q->iblock + first, end - first, err));
+    if (end > first)
+        KVD_TRY(kv_zone_build(s, st, layer, l, block + first, q->iblock + first, end - first, err));
     kv_cache_put_layer(s, st, seq, layer, layer_at);
     for (uint32_t b = first; b < end && !s->sizes.resident; b++)
         KVD_TRY(kv_move_down(s, st, seq, layer, b, layer_at[b], err));

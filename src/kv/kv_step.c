@@ -4,7 +4,8 @@
  *   select  attention over the kept set (sinks, and what is not sealed) gives its log-sum-exp; with
  *           that the index scores all sealed chunks; the window changes by the difference.
  *   fetch   urgent misses come up.
- *   attend  the window less its victims, then the urgent misses; the other misses come up behind.
+ *   attend  the window less its victims, then the urgent misses, then cells for what is left, if
+ *           they are used (kv_zone.c); the other misses come up behind.
  *
  * A victim's slot may be written in the step in which it leaves, so it is not read in that step.
  * Everything resident: the same window and the same order, only that records are read in place.
@@ -443,7 +444,12 @@ kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
             span_urgent(s, q, i, h);
     }
-    KVD_TRY(attend_spans(s, st, q, false, NULL, q->out, err));
+    if (kv_zone_used(s)) {
+        KVD_TRY(attend_spans(s, st, q, false, s->step.lse, NULL, err));
+        KVD_TRY(kv_zone_attend(s, st, q, err));
+    } else {
+        KVD_TRY(attend_spans(s, st, q, false, NULL, q->out, err));
+    }
     t1 = kvd_now_ns();
     s->counts.attend_ns += t1 - t0;
     KVD_TRY(fetch_part(s, st, q, false, err));

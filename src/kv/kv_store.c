@@ -50,6 +50,7 @@ static void layouts_init(kv_store *s)
                                        .n_kv_head   = p->n_kv_head,
                                        .head_stride = kv_aux_bytes(p),
                                        .pool        = s->landmarks.ptr };
+    kv_zone_layout(s);
 }
 
 static kvd_status alloc_tables(kv_store *s, kvd_err *err)

@@ -33,6 +33,7 @@ enum {
 #define SEED 1u /* with it the walks are known to reach every case */
 
 static uint64_t seed;
+static uint32_t zone_tokens; /* of a cell; 0: no zone */
 
 /* Windows by lane, for walks in which they differ. */
 static float    lane_caps[N_LAYER * N_KV];
@@ -216,6 +217,28 @@ static void run_step(world *w, kv_store *s, const uint32_t *seq, uint32_t n, con
     }
 }
 
+/* Of the last layer's lanes: what was not attended is left to the cells. */
+static void check_left(const kv_store *s, const uint32_t *seq, uint32_t n)
+{
+    const uint32_t cells = s->blocks_max * s->zone.block_tokens;
+
+    for (uint32_t at = 0; at < n * N_KV; at++) {
+        const kvd_window_result *r    = &s->step.change[at];
+        uint32_t                 left = 0, most = 0;
+
+        for (uint32_t c = 0; c < s->seq[seq[at / N_KV]].n_sealed / zone_tokens; c++) {
+            left += s->step.left[(size_t)at * cells + c];
+            most = s->step.left[(size_t)at * cells + c] > most
+                       ? s->step.left[(size_t)at * cells + c]
+                       : most;
+        }
+        assert_true(most <= zone_tokens);
+        assert_int_equal(left + 4 * (s->sinks + r->n_urgent +
+                                     (s->policy.selected ? r->n_hit : r->n_stay)),
+                         s->seq[seq[at / N_KV]].n_sealed);
+    }
+}
+
 /* One new token for every sequence that is sparse, in one batch. */
 static uint32_t op_step(world *w)
 {
@@ -238,6 +261,8 @@ static uint32_t op_step(world *w)
             write_rows(w, s, seq[k], &stamp[k], 1);
         }
         run_step(w, s, seq, n, query, out[i > 0]);
+        if (zone_tokens)
+            check_left(s, seq, n);
         if (i > 0)
             assert_memory_equal(out[1], out[0], sizeof(out[0]));
         for (uint32_t k = 0; k < n; k++) {
@@ -267,6 +292,7 @@ static kv_params walk_params(kvd_dtype type, bool sparse)
                         .n_sink        = 16,
                         .n_local       = 64,
                         .sparse        = sparse,
+                        .zone_tokens   = zone_tokens,
                         .index         = { .kind         = KVD_INDEX_MEAN,
                                            .elem         = KVD_INDEX_INT4,
                                            .radius       = true,
@@ -413,6 +439,19 @@ static void test_random_walk_policies(void **state)
     }
 }
 
+/* The same with cells for what is not attended. */
+static void test_random_walk_zone(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 3; i++) {
+        const kv_policy p = { .alpha = 0.5f, .selected = i == 1, .strict = i == 2, .zone = true };
+
+        zone_tokens = 16u << 2 * i;
+        random_walk(i == 1 ? KVD_DTYPE_F32 : KVD_DTYPE_BF16, true, false, &p);
+    }
+    zone_tokens = 0;
+}
+
 static void fill_caps(bool differ)
 {
     static const float cap[] = { 1.0f, 2.0f, 1.5f, 1.25f };
@@ -546,6 +585,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_walk_dense),
         cmocka_unit_test(test_random_walk_sparse),
+        cmocka_unit_test(test_random_walk_zone),
         cmocka_unit_test(test_random_walk_caps),
         cmocka_unit_test(test_random_walk_equal_caps),
         cmocka_unit_test(test_caps_save_memory),

@@ -45,6 +45,7 @@ kvd_status cpu_kv_append(kvd_stream *st, const kvd_kv_append_args *a, kvd_err *e
 /* cpu_span.c */
 uint64_t   cpu_span_scratch_bytes(const cpu_backend *be, const kvd_backend_limits *lim);
 kvd_status cpu_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *err);
+kvd_status cpu_attn_zone(kvd_stream *st, const kvd_attn_zone_args *a, kvd_err *err);
 /* cpu_record.c */
 kvd_status cpu_record_pack(kvd_stream *st, const kvd_record_pack_args *a, kvd_err *err);
 kvd_status cpu_record_unpack(kvd_stream *st, const kvd_record_unpack_args *a, kvd_err *err);

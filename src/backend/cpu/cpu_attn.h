@@ -16,6 +16,7 @@ typedef struct cpu_attn_rows {
     const kvd_kv_layout *kv;
     const uint64_t      *block;  /* of the sequence */
     const uint64_t      *record; /* instead of blocks: keys are counted through this list */
+    const uint16_t      *times;  /* [end_key] how often each key counts; NULL: once */
     uint32_t             kv_head, n_q, first_key, end_key;
     const float         *q; /* [n_q][head_dim] */
     float                scale;

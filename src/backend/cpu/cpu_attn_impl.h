@@ -84,6 +84,33 @@ CPU_INLINE void attn_softmax(float *s, uint32_t n_vec, vf *max, vf *sum, vf *alp
     *sum = vf_fma(*sum, *alpha, l);
 }
 
+/* The same where key k of the tile counts times[k] times.  One that does not count at all must not
+ * lift the maximum either. */
+CPU_INLINE void attn_softmax_times(float *s, const uint16_t *times, uint32_t n, uint32_t n_vec,
+                                   vf *max, vf *sum, vf *alpha, const uint32_t nq)
+{
+    const uint32_t nk                         = CPU_VEC_W / nq;
+    float          w[ATTN_TILE * ATTN_NQ_MAX] = { 0 };
+    vf             l = vf_set1(0.0f), before = *sum, unused = vf_set1(0.0f);
+
+    for (uint32_t k = 0; k < n; k++) {
+        const uint32_t at = k / nk * CPU_VEC_W + k % nk;
+
+        for (uint32_t i = 0; i < nq; i++)
+            w[at + i * nk] = times[k];
+        for (uint32_t i = 0; i < nq && times[k] == 0; i++)
+            s[at + i * nk] = -INFINITY;
+    }
+    attn_softmax(s, n_vec, max, &unused, alpha, nq);
+    for (uint32_t i = 0; i < n_vec; i++) {
+        const vf p = vf_load(s + i * CPU_VEC_W) * vf_load(w + i * CPU_VEC_W);
+
+        vf_store(s + i * CPU_VEC_W, p);
+        l = l + p;
+    }
+    *sum = vf_fma(before, *alpha, l);
+}
+
 /* o[q][d .. d + NV vectors) = o * alpha[q] + sum over the tile's keys of weight * V. */
 CPU_INLINE void attn_values_at(float *o, uint32_t dim, uint32_t d, const uint8_t *const *row,
                                uint64_t v_off, const float *p, const float *alpha, uint32_t n,
@@ -173,7 +200,10 @@ CPU_INLINE void attn_pass(const cpu_attn_rows *a, const float *q, float *o, floa
             for (uint32_t i = 0; i < nq; i++)
                 s[(n_vec - 1) * CPU_VEC_W + i * nk + k % nk] = -INFINITY;
         }
-        attn_softmax(s, n_vec, &max, &sum, &al, nq);
+        if (a->times)
+            attn_softmax_times(s, a->times + key, n, n_vec, &max, &sum, &al, nq);
+        else
+            attn_softmax(s, n_vec, &max, &sum, &al, nq);
         vf_store(alpha, al);
         attn_values(o, dim, row, v_off, s, alpha, n, ahead, nq, bf16);
     }

@@ -35,4 +35,21 @@ static inline uint64_t cpu_kv_v_off(const kvd_kv_layout *kv)
     return kv->record_bytes / 2;
 }
 
+/* What attention to cells has in common with attention to spans: all but what is attended. */
+static inline kvd_attn_span_args cpu_zone_as_span(const kvd_attn_zone_args *a)
+{
+    return (kvd_attn_span_args){ .n_row      = a->n_row,
+                                 .n_head     = a->n_head,
+                                 .kv         = a->zone,
+                                 .row        = a->row,
+                                 .q_stride   = a->q_stride,
+                                 .out_stride = a->out_stride,
+                                 .lse_stride = a->lse_stride,
+                                 .q          = a->q,
+                                 .part       = a->part,
+                                 .lse        = a->lse,
+                                 .out        = a->out,
+                                 .scale      = a->scale };
+}
+
 #endif

@@ -250,8 +250,8 @@ typedef struct ref_head {
     double               scale;
 } ref_head;
 
-/* One more key and value: sums so far are rescaled when the maximum rises. */
-static void ref_head_add(ref_head *h, const uint8_t *k)
+/* A key and value that count n times: sums so far are rescaled when the maximum rises. */
+static void ref_head_add(ref_head *h, const uint8_t *k, double n)
 {
     const uint8_t *v = k + cpu_kv_v_off(h->kv);
     double         s = 0.0, alpha, p, max;
@@ -261,7 +261,7 @@ static void ref_head_add(ref_head *h, const uint8_t *k)
     s *= h->scale;
     max    = s > h->max ? s : h->max;
     alpha  = exp(h->max - max);
-    p      = exp(s - max);
+    p      = n * exp(s - max);
     h->sum = h->sum * alpha + p;
     h->max = max;
     for (uint32_t i = 0; i < h->kv->head_dim; i++)
@@ -275,14 +275,26 @@ static void ref_span_head(const kvd_attn_span_args *a, const kvd_attn_span *s, u
         const uint8_t *at = (const uint8_t *)a->kv.pool + s->record[r];
 
         for (uint32_t t = 0; t < a->kv.chunk_tokens; t++)
-            ref_head_add(h, at + (uint64_t)t * a->kv.head_dim * cpu_kv_elem_bytes(&a->kv));
+            ref_head_add(h, at + (uint64_t)t * a->kv.head_dim * cpu_kv_elem_bytes(&a->kv), 1.0);
     }
     for (uint32_t t = s->first_key; t < s->end_key; t++)
-        ref_head_add(h, cpu_kv_row(&a->kv, s->block, kv_head, t));
+        ref_head_add(h, cpu_kv_row(&a->kv, s->block, kv_head, t), 1.0);
 }
 
-/* Query head number i of a lane. */
-static void ref_span_lane(const kvd_attn_span_args *a, uint32_t lane, uint32_t i)
+static void ref_zone_head(const kvd_attn_zone_args *a, const kvd_zone_seq *s, uint32_t kv_head,
+                          ref_head *h)
+{
+    const uint16_t *left = s->left + kv_head * a->left_stride;
+
+    for (uint32_t c = 0; c < s->n_cell; c++) {
+        if (left[c] > 0)
+            ref_head_add(h, cpu_kv_row(&a->zone, s->zblock, kv_head, c), left[c]);
+    }
+}
+
+/* Query head number i of a lane, over a span, or over cells of z. */
+static void ref_span_lane(const kvd_attn_span_args *a, const kvd_attn_zone_args *z, uint32_t lane,
+                          uint32_t i)
 {
     const uint32_t dim = a->kv.head_dim, group = a->n_head / a->kv.n_kv_head;
     const uint32_t kv_head = lane % a->kv.n_kv_head;
@@ -298,7 +310,10 @@ static void ref_span_lane(const kvd_attn_span_args *a, uint32_t lane, uint32_t i
 
     if (a->first)
         memset(h.o, 0, dim * sizeof(float));
-    ref_span_head(a, &a->span[lane], kv_head, &h);
+    if (z)
+        ref_zone_head(z, &z->seq[lane / a->kv.n_kv_head], kv_head, &h);
+    else
+        ref_span_head(a, &a->span[lane], kv_head, &h);
     *max = (float)h.max;
     *sum = (float)h.sum;
     if (a->lse)
@@ -307,15 +322,30 @@ static void ref_span_lane(const kvd_attn_span_args *a, uint32_t lane, uint32_t i
         a->out[row * a->out_stride + head * dim + d] = (float)((double)h.o[d] / h.sum);
 }
 
+static void ref_span_lanes(const kvd_attn_span_args *a, const kvd_attn_zone_args *z)
+{
+    cpu_kv_check(&a->kv);
+    for (uint32_t l = 0; l < a->n_row * a->kv.n_kv_head; l++) {
+        for (uint32_t i = 0; i < a->n_head / a->kv.n_kv_head; i++)
+            ref_span_lane(a, z, l, i);
+    }
+}
+
 kvd_status cpu_ref_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *err)
 {
     (void)st;
     (void)err;
-    cpu_kv_check(&a->kv);
-    for (uint32_t l = 0; l < a->n_row * a->kv.n_kv_head; l++) {
-        for (uint32_t i = 0; i < a->n_head / a->kv.n_kv_head; i++)
-            ref_span_lane(a, l, i);
-    }
+    ref_span_lanes(a, NULL);
+    return KVD_OK;
+}
+
+kvd_status cpu_ref_attn_zone(kvd_stream *st, const kvd_attn_zone_args *a, kvd_err *err)
+{
+    const kvd_attn_span_args s = cpu_zone_as_span(a);
+
+    (void)st;
+    (void)err;
+    ref_span_lanes(&s, a);
     return KVD_OK;
 }
 

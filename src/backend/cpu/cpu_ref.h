@@ -20,6 +20,7 @@ kvd_status cpu_ref_swiglu(kvd_stream *st, const kvd_swiglu_args *a, kvd_err *err
 kvd_status cpu_ref_kv_append(kvd_stream *st, const kvd_kv_append_args *a, kvd_err *err);
 kvd_status cpu_ref_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err);
 kvd_status cpu_ref_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *err);
+kvd_status cpu_ref_attn_zone(kvd_stream *st, const kvd_attn_zone_args *a, kvd_err *err);
 kvd_status cpu_ref_record_pack(kvd_stream *st, const kvd_record_pack_args *a, kvd_err *err);
 kvd_status cpu_ref_record_unpack(kvd_stream *st, const kvd_record_unpack_args *a, kvd_err *err);
 kvd_status cpu_ref_record_copy(kvd_stream *st, const kvd_record_copy_args *a, kvd_err *err);

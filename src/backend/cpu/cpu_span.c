@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cpu_span.c - attention over spans, and the copying of records.
+/* cpu_span.c - attention over spans and over cells of the estimation zone, and the copying of
+ * records.  A lane's cells are a span of blocks whose keys count several times.
  *
  * A span is cut into pieces whose length depends on the span alone: first its records, then its
  * keys of blocks.  Each piece gives a partial softmax; they are folded in ascending order behind
@@ -30,6 +31,7 @@ typedef struct lane_work {
 typedef struct span_job {
     const cpu_attn_kernels   *k;
     const kvd_attn_span_args *a;
+    const kvd_attn_zone_args *zone; /* where these are cells; a has no spans then */
     lane_work                *lane; /* [n_lane] */
     uint32_t                  n_lane, group;
     bool                      apart;
@@ -66,6 +68,23 @@ static uint32_t piece_keys(uint32_t n_key)
            (uint32_t)kvd_max_u64(1, kvd_div_up(n_key, (uint64_t)SPAN_PIECE * SPAN_PIECE_MAX));
 }
 
+static kvd_attn_span span_of(const span_job *j, uint32_t lane)
+{
+    const kvd_zone_seq *s;
+
+    if (!j->zone)
+        return j->a->span[lane];
+    s = &j->zone->seq[lane / j->a->kv.n_kv_head];
+    return (kvd_attn_span){ .block = s->zblock, .end_key = s->n_cell };
+}
+
+static const uint16_t *times_of(const span_job *j, uint32_t lane)
+{
+    const uint32_t n = j->a->kv.n_kv_head;
+
+    return j->zone ? j->zone->seq[lane / n].left + lane % n * j->zone->left_stride : NULL;
+}
+
 /* Numbers the pieces of all lanes; returns how many keys there are. */
 static uint64_t list_lanes(span_job *j)
 {
@@ -74,12 +93,12 @@ static uint64_t list_lanes(span_job *j)
     uint64_t                  keys = 0;
 
     for (uint32_t i = 0; i < j->n_lane; i++) {
-        const kvd_attn_span *s = &a->span[i];
-        lane_work           *w = &j->lane[i];
+        const kvd_attn_span s = span_of(j, i);
+        lane_work          *w = &j->lane[i];
 
-        kvd_assert_dbg(s->first_key <= s->end_key);
-        w->n_record_key   = s->n_record * a->kv.chunk_tokens;
-        w->n_block_key    = s->end_key - s->first_key;
+        kvd_assert_dbg(s.first_key <= s.end_key);
+        w->n_record_key   = s.n_record * a->kv.chunk_tokens;
+        w->n_block_key    = s.end_key - s.first_key;
         w->record_piece   = piece_keys(w->n_record_key);
         w->block_piece    = piece_keys(w->n_block_key);
         w->n_record_piece = (uint32_t)kvd_div_up(w->n_record_key, w->record_piece);
@@ -95,7 +114,7 @@ static void run_piece(const span_job *j, uint32_t lane, uint32_t number, float *
 {
     const kvd_attn_span_args *a       = j->a;
     const lane_work          *w       = &j->lane[lane];
-    const kvd_attn_span      *s       = &a->span[lane];
+    const kvd_attn_span       s       = span_of(j, lane);
     const uint32_t            kv_head = lane % a->kv.n_kv_head;
     const uint64_t            row     = a->row[lane / a->kv.n_kv_head];
     cpu_attn_rows             r       = { .kv      = &a->kv,
@@ -107,13 +126,14 @@ static void run_piece(const span_job *j, uint32_t lane, uint32_t number, float *
                                           .part  = part };
 
     if (number < w->n_record_piece) {
-        r.record    = s->record;
+        r.record    = s.record;
         r.first_key = number * w->record_piece;
         r.end_key   = (uint32_t)kvd_min_u64(w->n_record_key, r.first_key + w->record_piece);
     } else {
-        r.block     = s->block;
-        r.first_key = s->first_key + (number - w->n_record_piece) * w->block_piece;
-        r.end_key   = (uint32_t)kvd_min_u64(s->end_key, r.first_key + w->block_piece);
+        r.block     = s.block;
+        r.times     = times_of(j, lane);
+        r.first_key = s.first_key + (number - w->n_record_piece) * w->block_piece;
+        r.end_key   = (uint32_t)kvd_min_u64(s.end_key, r.first_key + w->block_piece);
     }
     j->k->rows(&r);
 }
@@ -187,23 +207,22 @@ static void piece_item(void *ctx, uint32_t item, uint32_t thread)
     run_piece(j, lo, item - j->lane[lo].first_item, j->piece + item * j->piece_floats);
 }
 
-/* ---- the op ---------------------------------------------------------------------- */
+/* ---- the ops --------------------------------------------------------------------- */
 
-kvd_status cpu_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *err)
+static void run_lanes(cpu_backend *be, const kvd_attn_span_args *a, const kvd_attn_zone_args *zone)
 {
-    cpu_backend *be = st->be;
-    span_job     j  = { .k      = cpu_attn_kernels_for(be, a->kv.head_dim),
-                        .a      = a,
-                        .lane   = be->at_scratch,
-                        .n_lane = a->n_row * a->kv.n_kv_head,
-                        .group  = a->n_head / a->kv.n_kv_head };
-    uint64_t     keys, slots;
-    uint32_t     n_piece;
+    span_job j = { .k      = cpu_attn_kernels_for(be, a->kv.head_dim),
+                   .a      = a,
+                   .zone   = zone,
+                   .lane   = be->at_scratch,
+                   .n_lane = a->n_row * a->kv.n_kv_head,
+                   .group  = a->n_head / a->kv.n_kv_head };
+    uint64_t keys, slots;
+    uint32_t n_piece;
 
-    (void)err;
     cpu_kv_check(&a->kv);
     if (j.n_lane == 0)
-        return KVD_OK;
+        return;
     j.part_floats  = kvd_attn_part_floats(j.group, a->kv.head_dim);
     j.piece_floats = piece_floats(j.group, a->kv.head_dim);
     j.piece        = (float *)(void *)((uint8_t *)be->at_scratch + lanes_bytes(j.n_lane));
@@ -227,6 +246,23 @@ kvd_status cpu_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *e
         for (uint32_t i = 0; i < j.n_lane; i++)
             lane_item(&j, i, 0);
     }
+}
+
+kvd_status cpu_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *err)
+{
+    (void)err;
+    run_lanes(st->be, a, NULL);
+    return KVD_OK;
+}
+
+kvd_status cpu_attn_zone(kvd_stream *st, const kvd_attn_zone_args *a, kvd_err *err)
+{
+    const kvd_attn_span_args s = cpu_zone_as_span(a);
+
+    (void)err;
+    for (uint32_t i = 0; i < a->n_row; i++)
+        kvd_assert_dbg(a->seq[i].n_cell <= a->n_cell_max);
+    run_lanes(st->be, &s, a);
     return KVD_OK;
 }
 
