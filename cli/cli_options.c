@@ -103,6 +103,9 @@ const kvd_opt cli_options[] = {
       "what --cache-dir may hold, the least recently used goes; 0: no limit" },
     { "kv-disk-free", "", KVD_OPT_SIZE, "SIZE", "1G", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
       "what stays free on the filesystem of --cache-dir" },
+    { "disk-lag", "", KVD_OPT_INT, "N", "1", 1, 64, EVAL & ~(uint32_t)CMD_BENCH,
+      "steps after which a record from disk that its step does not wait for is attended at the "
+      "latest; with more than 1 the text depends on the disk's speed" },
     { "disk-order", "", KVD_OPT_CHOICE, "token|likeness", "token", NOLIM,
       EVAL & ~(uint32_t)CMD_BENCH,
       "how a long prompt's records lie on disk: in token order, or alike ones side by side" },

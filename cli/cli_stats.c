@@ -74,10 +74,10 @@ static void print_sparse(const kvd_session *s, const kvd_stats *st, FILE *f)
     fprintf(f, "%-22s %14.1f MiB up, %.1f down, %.1f up for exact attention\n", "records moved",
             cli_mib(st->bytes_up), cli_mib(st->bytes_down), cli_mib(st->bytes_dense));
     if (st->n_disk_read > 0)
-        fprintf(f, "%-22s %14s records, %.1f MiB in %s reads, %.1f %% useful; %.2f ms waited\n",
+        fprintf(f, "%-22s %14s records, %.1f MiB in %s reads, %.1f %% useful; %s stalls, %.2f ms\n",
                 "read from disk", cli_grouped(st->n_disk, a), cli_mib(st->disk_read_bytes),
                 cli_grouped(st->n_disk_read, b), share(st->disk_useful_bytes, st->disk_read_bytes),
-                (double)st->disk_wait_ns * 1e-6);
+                cli_grouped(st->n_disk_stall, (char[32]){ 0 }), (double)st->disk_wait_ns * 1e-6);
     fprintf(f, "%-22s %14.2f ms select, %.2f fetch, %.2f attend, per step\n", "stages",
             (double)st->select_ns * 1e-6 / (double)st->n_sparse,
             (double)st->fetch_ns * 1e-6 / (double)st->n_sparse,
@@ -155,6 +155,8 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, seal_ns);
     PUT(o, st, n_disk);
     PUT(o, st, n_disk_urgent);
+    PUT(o, st, n_disk_stall);
+    PUT(o, st, n_disk_late);
     PUT(o, st, disk_wait_ns);
     PUT(o, st, n_disk_read);
     PUT(o, st, disk_read_bytes);

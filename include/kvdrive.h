@@ -311,6 +311,10 @@ typedef struct kvd_session_params {
 
     const char *trace_path; /* NULL: none.  When the session is closed, what it did when is written
                                here: Chrome trace events (JSON), the last 262,144 of them */
+    /* Steps after which a record that is read from disk and that its step does not wait for is
+     * attended at the latest; 0: 1; at most 64.  With 1 the text does not depend on where records
+     * lie; with more it depends on the disk's speed. */
+    uint32_t disk_lag;
 } kvd_session_params;
 #define KVD_SESSION_PARAMS_INIT                   \
     {                                             \
@@ -418,6 +422,8 @@ typedef struct kvd_stats {
     uint64_t disk_put_bytes, disk_aux_bytes, n_disk_refused;
     double   mass; /* mean share of the softmax that was attended, as the index estimates it */
     uint64_t disk_tail_bytes; /* of disk_aux_bytes: tails, what is not sealed yet */
+    uint64_t n_disk_stall; /* batches of reads that a step found not yet done when it needed them */
+    uint64_t n_disk_late; /* of n_selected, with disk_lag: still on the way, neither hit nor miss */
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 /* Waits until all that was stored in cache_dir is on the disk and can be found (at most about 10

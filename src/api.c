@@ -407,6 +407,8 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.n_disk_refused     = c.n_disk_refused;
     st.mass               = c.n_mass ? c.mass / (double)c.n_mass : 0.0;
     st.disk_tail_bytes    = c.disk_tail_bytes;
+    st.n_disk_stall       = c.n_disk_stall;
+    st.n_disk_late        = c.n_disk_late;
     give_struct(out, &st, sizeof(st));
 }
 

@@ -296,12 +296,12 @@ void engine_attention_apply(kvd_session *s)
     const kvd_attention_params *p    = &s->attention.params;
     const uint64_t              caps = p->caps ? hash_caps(p) : 0;
     const struct {
-        uint8_t  choice[8]; /* mode, fetch, attend, evict, rule */
+        uint8_t  choice[8]; /* mode, fetch, attend, evict, rule, late disk reads */
         uint32_t dense_below, budget, n_sink, n_local;
         float    share, cap, alpha, top_p, min_mass;
         uint32_t caps[2]; /* left out where there are none */
     } options = { { (uint8_t)p->mode, (uint8_t)p->fetch, (uint8_t)p->attend, (uint8_t)p->evict,
-                    (uint8_t)s->attention.policy.rule },
+                    (uint8_t)s->attention.policy.rule, (uint8_t)(s->params.disk_lag - 1) },
                   p->dense_below,
                   p->budget,
                   s->params.n_sink,

@@ -13,6 +13,7 @@
 #define N_BATCH_DEFAULT 512u
 #define N_BATCH_MAX     16384u
 #define N_SEQ_MAX       4096u
+#define DISK_LAG_MAX    64u
 #define SINK_NONE       UINT32_MAX
 
 /* ---- plan ------------------------------------------------------------------------- */
@@ -76,6 +77,12 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
         (p->kv_record != KVD_KV_RECORD_SAME && hp->head_dim % 2 != 0))
         return kvd_fail(err, KVD_E_INVAL, 0, "kv_record %d with heads of %u elements",
                         (int)p->kv_record, hp->head_dim);
+    if (p->disk_lag > DISK_LAG_MAX)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "records from disk late by %u steps (--disk-lag): at "
+                        "most %u",
+                        p->disk_lag, DISK_LAG_MAX);
+    p->disk_lag = p->disk_lag ? p->disk_lag : 1;
     return complete_chunks(p, err);
 }
 
@@ -133,6 +140,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_bytes      = p->cache_bytes,
         .cache_min_free   = p->cache_min_free,
         .lazy             = p->resume == KVD_RESUME_SPARSE,
+        .disk_lag         = p->disk_lag,
         .disk_by_likeness = p->cache_order == KVD_CACHE_ORDER_LIKENESS,
     };
 }

@@ -60,6 +60,10 @@ typedef struct kv_params {
     kvd_trace *trace; /* NULL: none.  Outlives the store */
     bool       lazy;  /* restore an index without its records: never resident, host tier a cache */
     bool       disk_by_likeness; /* segments in cluster order, not token order */
+    /* Steps after which a miss on disk that is not urgent belongs to the window at the latest; 0:
+     * 1.  With more the window depends on the disk's speed. */
+    uint32_t                   disk_lag;
+    const struct os_io_params *disk_io; /* NULL: as fits the machine; tests simulate one */
 } kv_params;
 
 typedef enum kv_buffer {                /* what a store allocates */
@@ -117,6 +121,8 @@ typedef struct kv_counts {
     /* disk tier: records of misses read from disk, of them waited for; bytes as the block store
      * counts them, since it was opened */
     uint64_t n_disk, n_disk_urgent, disk_wait_ns;
+    uint64_t n_disk_stall; /* batches that a step found not yet read when it needed them */
+    uint64_t n_disk_late;  /* selected, but still on the way (disk_lag): neither hit nor miss */
     uint64_t n_disk_read, disk_read_bytes, disk_useful_bytes;
     uint64_t disk_put_bytes, disk_aux_bytes; /* records; index and tails */
     uint64_t disk_tail_bytes;                /* the tails alone */

@@ -132,6 +132,12 @@ kvd_status kv_cache_open(kv_store *s, kvd_err *err)
         return KVD_OK;
     kvd_assert(p->sparse); /* blocks are stored with their index */
     memcpy(dp.fingerprint, p->fingerprint, sizeof(dp.fingerprint));
+    if (p->disk_io)
+        dp.io = *p->disk_io;
+    if (s->sizes.spills) {
+        dp.late_tickets = p->n_layer * kv_tier_lag(p);
+        dp.late_pieces  = kv_tier_late_reads(p);
+    }
     s->cache = kvd_calloc(1, sizeof(*s->cache));
     if (!s->cache)
         return kvd_fail(err, KVD_E_NOMEM, 0, "prefix cache: no memory");

@@ -97,10 +97,12 @@ typedef struct kv_arrival { /* a record on its way from disk to a slot */
 typedef struct kv_flight { /* of one layer's step */
     kv_disk_ticket ticket;
     bool           started;
-    uint64_t       start_ns;
-    uint32_t       n; /* arrivals listed */
+    uint64_t       start_ns, number; /* number: in the order of starting */
+    uint32_t       n, turn;          /* arrivals listed; step of the layer */
 } kv_flight;
 
+uint32_t   kv_tier_lag(const kv_params *p);        /* steps, at least 1 */
+uint32_t   kv_tier_late_reads(const kv_params *p); /* of one flight */
 uint64_t   kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_bytes);
 kvd_status kv_tier_open(kv_store *s, kvd_err *err);
 void       kv_tier_close(kv_store *s);
@@ -119,13 +121,21 @@ void       kv_tier_unbind(kv_store *s, uint32_t seq, uint32_t b);
 kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
                         uint32_t end, const uint64_t *layer_at, kvd_err *err);
 
-/* A step's misses: list them, then fetch; wait before the layer's next step; settle before anything
- * else changes the sequences. */
+/* A step of a layer.  begin: flights that are due, or all, or have arrived, join.  When the windows
+ * have changed: want for each
+ * selected chunk's slot, where waits() says so; then claim waits for what is urgent or was given
+ * away; what is_late() then is not attended.  Misses: list them, then
+ * fetch.  settle before anything else changes the sequences. */
+kvd_status kv_tier_begin(kv_store *s, uint32_t layer, bool all, kvd_err *err);
+bool       kv_tier_waits(const kv_store *s, uint32_t layer);
+void       kv_tier_want(kv_store *s, uint64_t lane, uint32_t slot, bool urgent);
+kvd_status kv_tier_claim(kv_store *s, uint32_t layer, kvd_err *err);
+bool       kv_tier_is_late(const kv_store *s, uint64_t lane, uint32_t slot);
 void       kv_tier_miss(kv_store *s, uint32_t layer, uint32_t seq, uint64_t lane, uint32_t chunk,
                         uint64_t at);
 kvd_status kv_tier_fetch(kv_store *s, kvd_stream *st, uint32_t layer, bool urgent, kvd_err *err);
-kvd_status kv_tier_wait(kv_store *s, uint32_t layer, kvd_err *err);
 void       kv_tier_settle(kv_store *s);
 void       kv_tier_count(const kv_store *s, kv_counts *c);
+void       kv_tier_check(const kv_store *s);
 
 #endif

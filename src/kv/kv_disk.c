@@ -145,6 +145,11 @@ static void fill_defaults(kv_disk_params *p)
     p->max_pieces = p->max_pieces ? (uint32_t)kvd_max_u64(p->max_pieces, PIECES_MIN) : 16384;
 }
 
+uint64_t kv_disk_late_bytes(uint32_t n_ticket, uint32_t n_piece)
+{
+    return n_ticket * (sizeof(disk_ticket) + (uint64_t)n_piece * sizeof(disk_piece));
+}
+
 uint64_t kv_disk_host_bytes(const kv_disk_params *p)
 {
     kv_disk_params q = *p;
@@ -154,7 +159,25 @@ uint64_t kv_disk_host_bytes(const kv_disk_params *p)
     n_slot = slots_of(q.read_stage_bytes) + slots_of(q.write_stage_bytes);
     return sizeof(kv_disk) + n_slot * (DISK_SLOT_BYTES + sizeof(disk_slot)) +
            q.max_units * sizeof(disk_unit) +
-           (KV_DISK_TICKET_MAX + 1) * (uint64_t)q.max_pieces * sizeof(disk_piece);
+           (KV_DISK_TICKET_MAX + 1) *
+               (sizeof(disk_ticket) + (uint64_t)q.max_pieces * sizeof(disk_piece)) +
+           kv_disk_late_bytes(q.late_tickets, q.late_pieces);
+}
+
+static bool open_tickets(kv_disk *d)
+{
+    bool ok = true;
+
+    d->n_ticket = KV_DISK_TICKET_MAX + 1 + d->p.late_tickets;
+    d->ticket   = kvd_calloc(d->n_ticket, sizeof(*d->ticket));
+    for (uint32_t i = 0; d->ticket && i < d->n_ticket; i++) {
+        disk_ticket *t = &d->ticket[i];
+
+        t->n_piece_max = i > DISK_TICKET_LOAD ? d->p.late_pieces : d->p.max_pieces;
+        t->piece       = kvd_malloc(t->n_piece_max * sizeof(disk_piece));
+        ok             = ok && t->piece;
+    }
+    return ok && d->ticket;
 }
 
 static kvd_status open_memory(kv_disk *d, kvd_err *err)
@@ -162,15 +185,11 @@ static kvd_status open_memory(kv_disk *d, kvd_err *err)
     const kv_disk_geometry *g = &d->p.geometry;
     const uint32_t          n_rec =
         g->n_lane ? KV_DISK_SEGMENT_BLOCKS * g->block_tokens / g->chunk_tokens : 1;
-    bool ok = true;
+    const bool ok = open_tickets(d);
 
     d->unit     = kvd_calloc(d->p.max_units, sizeof(*d->unit));
     d->identity = kvd_malloc((size_t)n_rec * 2);
-    for (uint32_t i = 0; i <= KV_DISK_TICKET_MAX; i++) {
-        d->ticket[i].piece = kvd_malloc(d->p.max_pieces * sizeof(disk_piece));
-        ok                 = ok && d->ticket[i].piece;
-    }
-    d->sha = EVP_MD_CTX_new();
+    d->sha      = EVP_MD_CTX_new();
     if (!ok || !d->unit || !d->identity || !d->sha)
         return kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory");
     for (uint32_t i = 0; i < n_rec; i++)
@@ -254,8 +273,9 @@ void kv_disk_close(kv_disk *d)
         kvd_free(d->unit[i].sum);
         kvd_free(d->unit[i].place);
     }
-    for (uint32_t i = 0; i <= KV_DISK_TICKET_MAX; i++)
+    for (uint32_t i = 0; d->ticket && i < d->n_ticket; i++)
         kvd_free(d->ticket[i].piece);
+    kvd_free(d->ticket);
     if (idle) /* else the system may still write into it: better lost than reused */
         kvd_pages_free(d->stage, d->stage_bytes);
     EVP_MD_CTX_free(d->sha);

@@ -56,21 +56,23 @@ typedef struct kv_disk_params {
     /* n_lane 0: for ls, verify, gc and clear only. */
     kv_disk_geometry geometry;
 
-    uint64_t         max_bytes;         /* of units; the least recently used go.  0: no limit */
-    uint64_t         max_salted_bytes;  /* of units with a salt; 0: a quarter of max_bytes */
-    uint64_t         min_free_bytes;    /* stays free on the filesystem */
-    uint64_t         max_bytes_per_day; /* written; 0: no limit */
-    uint64_t         max_bytes_per_s;   /* written: what comes faster is not stored.  0: no limit */
-    uint64_t         file_bytes;        /* a data file takes units up to this size; 0: 256 MiB */
-    uint64_t         read_stage_bytes;  /* 0: 16 MiB */
-    uint64_t         write_stage_bytes; /* 0: 16 MiB */
-    uint32_t         gap_bytes;         /* reads no further apart become one; 0: 16 KiB */
-    uint32_t         max_units;         /* referenced at once; 0: 8,192 */
-    uint32_t         max_pieces;        /* contiguous ranges of one batch of reads; 0: 16,384 */
-    uint64_t         timeout_ns;        /* of a batch of reads, and of a wait for writes; 0: 10 s */
-    uint64_t         pause_ns;          /* of the stores after an error; 0: 30 s */
-    os_io_params     io;                /* kind, depth, n_thread, sim; the buffer is the store's */
-    bool             unchecked;         /* tests only: believe every page */
+    uint64_t max_bytes;         /* of units; the least recently used go.  0: no limit */
+    uint64_t max_salted_bytes;  /* of units with a salt; 0: a quarter of max_bytes */
+    uint64_t min_free_bytes;    /* stays free on the filesystem */
+    uint64_t max_bytes_per_day; /* written; 0: no limit */
+    uint64_t max_bytes_per_s;   /* written: what comes faster is not stored.  0: no limit */
+    uint64_t file_bytes;        /* a data file takes units up to this size; 0: 256 MiB */
+    uint64_t read_stage_bytes;  /* 0: 16 MiB */
+    uint64_t write_stage_bytes; /* 0: 16 MiB */
+    uint32_t gap_bytes;         /* reads no further apart become one; 0: 16 KiB */
+    uint32_t max_units;         /* referenced at once; 0: 8,192 */
+    uint32_t max_pieces;        /* contiguous ranges of one batch of reads; 0: 16,384 */
+    /* Tickets beyond KV_DISK_TICKET_MAX, for batches that are not urgent and have no more ranges */
+    uint32_t         late_tickets, late_pieces;
+    uint64_t         timeout_ns; /* of a batch of reads, and of a wait for writes; 0: 10 s */
+    uint64_t         pause_ns;   /* of the stores after an error; 0: 30 s */
+    os_io_params     io;         /* kind, depth, n_thread, sim; the buffer is the store's */
+    bool             unchecked;  /* tests only: believe every page */
     kv_disk_point_fn point;
     void            *point_ctx;
 } kv_disk_params;
@@ -82,6 +84,7 @@ kvd_status kv_disk_open(kv_disk **out, const kv_disk_params *p, kvd_err *err);
 void kv_disk_close(kv_disk *d); /* NULL is a no-op */
 /* Memory of ours an open store takes, without units in use and SQLite's (some MiB). */
 uint64_t kv_disk_host_bytes(const kv_disk_params *p);
+uint64_t kv_disk_late_bytes(uint32_t n_ticket, uint32_t n_piece); /* of it, late tickets */
 /* "io_uring, registered buffers, O_DIRECT" */
 const char *kv_disk_mode(const kv_disk *d);
 
@@ -194,7 +197,7 @@ typedef struct kv_disk_read {
 typedef uint32_t kv_disk_ticket;
 
 /* Starts a batch, sorted and merged into sequential reads.  Urgent batches go before others.
- * KVD_E_BUSY: no ticket is free, or the batch has more than max_pieces ranges. */
+ * KVD_E_BUSY: no ticket is free. */
 kvd_status kv_disk_read_start(kv_disk *d, const kv_disk_read *r, uint32_t n, bool urgent,
                               kv_disk_ticket *out, kvd_err *err);
 /* KVD_E_BUSY: not yet.  Else the batch has ended and its ticket is free: KVD_OK, KVD_E_CORRUPT (a

@@ -219,8 +219,8 @@ typedef struct disk_ticket {
     uint16_t    gen;
     bool        used, urgent, raw; /* raw: without checksums, for the table of checksums itself */
     uint64_t    seq, deadline;
-    disk_piece *piece; /* [max_pieces] */
-    uint32_t    n_piece, next;
+    disk_piece *piece; /* [n_piece_max] */
+    uint32_t    n_piece, n_piece_max, next;
     uint32_t    n_flight;
     kvd_status  status;
     kvd_err     err;
@@ -280,8 +280,9 @@ struct kv_disk {
     disk_put_unit put[KV_DISK_PUT_MAX];
     kvd_status    put_status; /* the first failure since the last flush */
     kvd_err       put_err;
-    disk_ticket   ticket[KV_DISK_TICKET_MAX + 1];
-    uint64_t      seq;
+    disk_ticket *ticket; /* [n_ticket]: KV_DISK_TICKET_MAX, the store's own, those for late reads */
+    uint32_t     n_ticket;
+    uint64_t     seq;
 
     kv_disk_stats stats;
 };

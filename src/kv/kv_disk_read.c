@@ -63,14 +63,13 @@ static void sort_pieces(disk_piece *p, uint32_t n)
 }
 
 /* Cut so that each part, with its pages, fits into a slot. */
-static bool add_piece(kv_disk *d, disk_ticket *t, kv_disk_unit unit, uint64_t off, uint64_t bytes,
-                      uint8_t *dst)
+static bool add_piece(disk_ticket *t, kv_disk_unit unit, uint64_t off, uint64_t bytes, uint8_t *dst)
 {
     while (bytes > 0) {
         const uint64_t in_page = off % KV_DISK_PAGE_BYTES;
         const uint64_t n       = kvd_min_u64(bytes, DISK_SLOT_BYTES - in_page);
 
-        if (t->n_piece == d->p.max_pieces)
+        if (t->n_piece == t->n_piece_max)
             return false;
         t->piece[t->n_piece++] = (disk_piece){ off, dst, (uint32_t)n, unit };
         off += n;
@@ -99,18 +98,17 @@ static kvd_status add_read(kv_disk *d, disk_ticket *t, const kv_disk_read *r, kv
     if (aux || !u->place) {
         const uint32_t bytes = aux ? l->aux_bytes : l->rec_bytes;
 
-        ok = add_piece(d, t, r->unit, base + (uint64_t)r->first * bytes, (uint64_t)r->n * bytes,
-                       dst);
+        ok = add_piece(t, r->unit, base + (uint64_t)r->first * bytes, (uint64_t)r->n * bytes, dst);
     } else {
         const uint16_t *place = u->place + (size_t)r->lane * l->n_rec;
 
         for (uint32_t i = 0; ok && i < r->n; i++)
-            ok = add_piece(d, t, r->unit, base + (uint64_t)place[r->first + i] * l->rec_bytes,
+            ok = add_piece(t, r->unit, base + (uint64_t)place[r->first + i] * l->rec_bytes,
                            l->rec_bytes, dst + (size_t)i * l->rec_bytes);
     }
     return ok ? KVD_OK
               : kvd_fail(err, KVD_E_INVAL, 0,
-                         "block store: a batch of more than %" PRIu32 " ranges", d->p.max_pieces);
+                         "block store: a batch of more than %" PRIu32 " ranges", t->n_piece_max);
 }
 
 /* ---- tickets ---------------------------------------------------------------------- */
@@ -203,7 +201,7 @@ static disk_ticket *ticket_next(kv_disk *d)
 {
     disk_ticket *best = NULL;
 
-    for (uint32_t i = 0; i <= KV_DISK_TICKET_MAX; i++) {
+    for (uint32_t i = 0; i < d->n_ticket; i++) {
         disk_ticket *t = &d->ticket[i];
 
         if (!t->used || t->next == t->n_piece)
@@ -336,7 +334,7 @@ static kvd_status load_range(kv_disk *d, disk_unit *u, bool raw, uint64_t off, u
         const uint64_t n = kvd_min_u64(bytes, (uint64_t)(d->p.max_pieces - 1) * DISK_SLOT_BYTES);
 
         ticket_begin(d, t, true, raw);
-        (void)add_piece(d, t, h, off, n, dst);
+        (void)add_piece(t, h, off, n, dst);
         KVD_TRY(ticket_wait(d, t, err));
         off += n;
         bytes -= n;
@@ -355,7 +353,7 @@ static kvd_status load_orders(kv_disk *d, disk_unit *u, uint16_t *order, kvd_err
     for (uint32_t lane = 0; lane < l->n_lane;) {
         ticket_begin(d, t, true, false);
         for (; lane < l->n_lane && t->n_piece + 2 < d->p.max_pieces; lane++)
-            (void)add_piece(d, t, kv_disk_unit_handle(d, u), base + lane * l->aux_slot,
+            (void)add_piece(t, kv_disk_unit_handle(d, u), base + lane * l->aux_slot,
                             (uint64_t)l->n_rec * 2, (uint8_t *)(order + (size_t)lane * l->n_rec));
         KVD_TRY(ticket_wait(d, t, err));
     }
@@ -432,22 +430,32 @@ static disk_ticket *ticket_of(kv_disk *d, kv_disk_ticket h)
 {
     const uint32_t i = (h & 0xffff) - 1;
 
-    if (i >= KV_DISK_TICKET_MAX || !d->ticket[i].used || d->ticket[i].gen != h >> 16)
+    if (i >= d->n_ticket || i == DISK_TICKET_LOAD || !d->ticket[i].used ||
+        d->ticket[i].gen != h >> 16)
         return NULL;
     return &d->ticket[i];
+}
+
+/* A free ticket for a batch of about n ranges: late ones first, where it may take them. */
+static disk_ticket *ticket_take(kv_disk *d, uint32_t n, bool urgent)
+{
+    for (uint32_t i = d->n_ticket; i-- > 0;) {
+        disk_ticket *t = &d->ticket[i];
+
+        if (!t->used && i != DISK_TICKET_LOAD &&
+            (i < KV_DISK_TICKET_MAX || (!urgent && n <= t->n_piece_max)))
+            return t;
+    }
+    return NULL;
 }
 
 kvd_status kv_disk_read_start(kv_disk *d, const kv_disk_read *r, uint32_t n, bool urgent,
                               kv_disk_ticket *out, kvd_err *err)
 {
-    disk_ticket *t = NULL;
-    uint32_t     i;
+    disk_ticket *t  = ticket_take(d, n, urgent);
     kvd_status   st = KVD_OK;
 
     *out = KV_DISK_NONE;
-    for (i = 0; i < KV_DISK_TICKET_MAX && !t; i++)
-        if (!d->ticket[i].used)
-            t = &d->ticket[i];
     if (!t)
         return kvd_fail(err, KVD_E_BUSY, 0, "block store: %u batches of reads are in flight",
                         KV_DISK_TICKET_MAX);
@@ -462,7 +470,7 @@ kvd_status kv_disk_read_start(kv_disk *d, const kv_disk_read *r, uint32_t n, boo
     t->used = true;
     sort_pieces(t->piece, t->n_piece);
     kv_disk_read_issue(d);
-    *out = i | (uint32_t)t->gen << 16;
+    *out = (uint32_t)(t - d->ticket + 1) | (uint32_t)t->gen << 16;
     return KVD_OK;
 }
 

@@ -288,17 +288,69 @@ static void show_lanes(const kv_store *s, const kv_query *q)
     }
 }
 
+/* Slots whose records are still on their way from disk are not attended, and their chunks, if
+ * selected, are no hits. */
+static void leave_out_late(kv_store *s, const kv_query *q, uint32_t i, uint32_t head)
+{
+    const kv_step     *t    = &s->step;
+    const uint32_t     at   = i * s->params.n_kv_head + head;
+    const uint64_t     lane = kv_lane(s, q->seq[i], q->layer) + head;
+    const uint32_t    *sel  = t->sel + (uint64_t)at * s->slots_max;
+    uint32_t          *stay = t->stay + (uint64_t)at * s->slots_max;
+    kvd_window_result *r    = &s->step.change[at];
+    uint32_t           n = 0, n_late = 0;
+
+    for (uint32_t k = 0; k < r->n_stay; k++) {
+        if (!kv_tier_is_late(s, lane, stay[k]))
+            stay[n++] = stay[k];
+    }
+    r->n_stay = n;
+    for (uint32_t k = 0; k < t->chosen[at].n_sel; k++)
+        n_late +=
+            kv_tier_is_late(s, lane,
+                            s->slot_of[lane * s->n_chunk_max + (sel[k] & ~KVD_SELECT_URGENT)]);
+    r->n_hit -= n_late;
+    s->counts.n_disk_late += n_late;
+    s->counts.n_select += n_late;
+    s->lane_select[q->layer * s->params.n_kv_head + head] += n_late;
+}
+
+/* What late slots mean to this step: the urgent ones are waited for, the others are left out. */
+static kvd_status settle_late(kv_store *s, const kv_query *q, kvd_err *err)
+{
+    const uint32_t n_h = s->params.n_kv_head;
+
+    if (!kv_tier_waits(s, q->layer))
+        return KVD_OK;
+    for (uint32_t at = 0; at < q->n_row * n_h; at++) {
+        const uint64_t  lane = kv_lane(s, q->seq[at / n_h], q->layer) + at % n_h;
+        const uint32_t *sel  = s->step.sel + (uint64_t)at * s->slots_max;
+
+        for (uint32_t k = 0; k < s->step.chosen[at].n_sel; k++)
+            kv_tier_want(s, lane, s->slot_of[lane * s->n_chunk_max + (sel[k] & ~KVD_SELECT_URGENT)],
+                         s->policy.strict || sel[k] & KVD_SELECT_URGENT);
+    }
+    KVD_TRY(kv_tier_claim(s, q->layer, err));
+    for (uint32_t at = 0; at < q->n_row * n_h; at++)
+        leave_out_late(s, q, at / n_h, at % n_h);
+    return KVD_OK;
+}
+
 kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    const uint64_t t0 = kvd_now_ns();
+    const uint64_t t0     = kvd_now_ns();
+    bool           refill = false;
     uint64_t       t1;
+
+    for (uint32_t i = 0; i < q->n_row; i++)
+        refill = refill || refills(&s->seq[q->seq[i]]);
 
     for (uint32_t i = 0; i < q->n_row && q->layer == 0; i++) {
         if (refills(&s->seq[q->seq[i]]))
             clear_windows(s, q->seq[i]);
         s->counts.n_step++;
     }
-    KVD_TRY(kv_tier_wait(s, q->layer, err)); /* the last step's late records */
+    KVD_TRY(kv_tier_begin(s, q->layer, refill, err)); /* earlier steps' late records */
     KVD_TRY(attend_kept(s, st, q, err));
     KVD_TRY(score_chunks(s, st, q, err));
     if (s->tap) {
@@ -306,6 +358,7 @@ kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
         show_lanes(s, q);
     }
     KVD_TRY(change_windows(s, st, q, err));
+    KVD_TRY(settle_late(s, q, err));
     for (uint32_t i = 0; i < q->n_row; i++) {
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
             count_lane(s, q, i, h);
@@ -388,7 +441,7 @@ static uint32_t list_selected(const kv_store *s, uint32_t seq, uint32_t layer, u
             u++;
         else if (b < r->n_miss && t->fetch[list + b] == chunk)
             b++;
-        else
+        else if (!kv_tier_is_late(s, lane, s->slot_of[lane * s->n_chunk_max + chunk]))
             record[n++] =
                 record_of_slot(s, seq, layer, head, s->slot_of[lane * s->n_chunk_max + chunk]);
     }
@@ -491,4 +544,5 @@ void kv_check_windows(const kv_store *s)
         for (uint32_t l = 0; l < s->params.n_layer * s->params.n_kv_head; l++)
             check_lane(s, &s->seq[i], kv_lane(s, i, 0) + l);
     }
+    kv_tier_check(s);
 }

@@ -6,10 +6,14 @@
  * then an inclusive cache: a lane has a fixed share of it, filled as blocks are sealed, and from
  * then on by score: what was read from disk replaces what has a lower average score.
  *
- * A step reads its urgent misses at once and starts the others; those are waited for when the next
- * step comes to the layer.  Every wait has the block store's time limit.  A read that fails loses
- * the block: the step fails, and kv_seq_lost() says from where on the sequence has to be evaluated
- * again.
+ * A step reads its urgent misses at once and starts the others, a *flight*; it is waited for when
+ * the lag-th step after it comes to the layer (the next one, unless --disk-lag is more).  With a
+ * longer lag slots are *late* in between: their chunk has the slot, and is not attended.  A flight
+ * joins as soon as it is seen to have arrived; it is waited for at once when a late slot is given
+ * away, or its chunk is urgent.  So a read never writes into a slot that is read or another's.
+ *
+ * Every wait has the block store's time limit.  A read that fails loses the block: the step fails,
+ * and kv_seq_lost() says from where on the sequence has to be evaluated again.
  *
  * Thread: the session's. */
 #include <inttypes.h>
@@ -25,21 +29,42 @@ struct kv_tier {
     uint32_t     *list;   /* [lane][quota] chunks that have a host record */
     kv_disk_unit *unit;   /* [n_seq][blocks_max] where a sealed block is; 0: not bound */
     uint8_t      *in_unit;
-    kvd_stream   *st;      /* of the step whose records are on their way */
-    kv_arrival   *run;     /* [READS_MAX] what a batch reads */
-    kv_disk_read *read;    /* [READS_MAX] */
-    uint64_t     *rank;    /* [quota] */
-    kv_flight    *flight;  /* [n_layer] */
-    kv_arrival   *arrival; /* [n_layer][arrivals_max] */
+    kvd_stream   *st;   /* of the step whose records are on their way */
+    kv_arrival   *run;  /* [READS_MAX] what a batch reads */
+    kv_disk_read *read; /* [READS_MAX] */
+    uint64_t     *rank; /* [quota] */
+    uint32_t      lag;
+    uint64_t      n_start; /* flights so far */
+    uint32_t     *turn;    /* [n_layer] steps so far */
+    kv_flight    *flight;  /* [n_layer][lag], by turn */
+    kv_arrival   *arrival; /* [n_layer][lag][arrivals_max] */
     uint64_t      arrivals_max;
+    uint8_t      *late; /* [lane][slots_max] what its slots wait for; NULL: lag 1 */
     uint32_t     *lost; /* [n_seq] first block that cannot be read */
 };
 
 /* ---- open and close ----------------------------------------------------------------- */
 
+enum { LATE_NOT, LATE, LATE_WANTED };
+
 static uint64_t arrivals_max(const kv_params *p)
 {
     return (uint64_t)p->n_seq * p->n_kv_head * p->window_tokens / p->chunk_tokens;
+}
+
+uint32_t kv_tier_lag(const kv_params *p)
+{
+    return p->disk_lag > 1 ? p->disk_lag : 1;
+}
+
+uint32_t kv_tier_late_reads(const kv_params *p)
+{
+    return (uint32_t)kvd_max_u64(1, kvd_min_u64(arrivals_max(p), READS_MAX));
+}
+
+static uint64_t late_bytes(const kv_params *p)
+{
+    return kv_tier_lag(p) > 1 ? kv_n_lane(p) * (p->window_tokens / p->chunk_tokens) : 0;
 }
 
 uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_bytes)
@@ -49,15 +74,19 @@ uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_
     return sizeof(kv_tier) + kv_n_lane(p) * 4 + host_bytes / record_bytes * 4 +
            p->n_seq * (blocks * (sizeof(kv_disk_unit) + 1) + 4) +
            READS_MAX * (sizeof(kv_disk_read) + sizeof(kv_arrival)) +
-           host_bytes / record_bytes / kv_n_lane(p) * 8 +
-           p->n_layer * (sizeof(kv_flight) + arrivals_max(p) * sizeof(kv_arrival));
+           host_bytes / record_bytes / kv_n_lane(p) * 8 + late_bytes(p) +
+           p->n_layer *
+               (kv_tier_lag(p) * (sizeof(kv_flight) + arrivals_max(p) * sizeof(kv_arrival) +
+                                  kv_disk_late_bytes(1, kv_tier_late_reads(p))) +
+                4);
 }
 
 kvd_status kv_tier_open(kv_store *s, kvd_err *err)
 {
     const kv_params *p      = &s->params;
     const size_t     lanes  = (size_t)kv_n_lane(p);
-    const size_t     blocks = (size_t)p->n_seq * s->blocks_max;
+    const size_t     blocks = (size_t)p->n_seq * s->blocks_max, late = (size_t)late_bytes(p);
+    size_t           flights;
     kv_tier         *t;
 
     if (!s->sizes.spills)
@@ -66,6 +95,8 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     if (!t)
         return kvd_fail(err, KVD_E_NOMEM, 0, "disk tier: no memory");
     t->quota        = (uint32_t)(s->n_hrecord / lanes);
+    t->lag          = kv_tier_lag(p);
+    flights         = (size_t)p->n_layer * t->lag;
     t->arrivals_max = arrivals_max(p);
     t->n_host       = kvd_calloc(lanes, sizeof(*t->n_host));
     t->list         = kvd_calloc(lanes * t->quota, sizeof(*t->list));
@@ -74,11 +105,13 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t->read         = kvd_calloc(READS_MAX, sizeof(*t->read));
     t->run          = kvd_calloc(READS_MAX, sizeof(*t->run));
     t->rank         = kvd_calloc(t->quota, sizeof(*t->rank));
-    t->flight       = kvd_calloc(p->n_layer, sizeof(*t->flight));
-    t->arrival      = kvd_calloc(p->n_layer * t->arrivals_max, sizeof(*t->arrival));
+    t->turn         = kvd_calloc(p->n_layer, sizeof(*t->turn));
+    t->flight       = kvd_calloc(flights, sizeof(*t->flight));
+    t->arrival      = kvd_calloc(flights * t->arrivals_max, sizeof(*t->arrival));
+    t->late         = late ? kvd_calloc(late, 1) : NULL;
     t->lost         = kvd_calloc(p->n_seq, sizeof(*t->lost));
     if (!t->n_host || !t->list || !t->unit || !t->in_unit || !t->read || !t->run || !t->rank ||
-        !t->flight || !t->arrival || !t->lost)
+        !t->turn || !t->flight || !t->arrival || !t->lost || (late && !t->late))
         return kvd_fail(err, KVD_E_NOMEM, 0, "disk tier: no memory for its tables");
     memset(t->lost, 0xff, p->n_seq * sizeof(*t->lost));
     return KVD_OK;
@@ -97,6 +130,8 @@ void kv_tier_close(kv_store *s)
     kvd_free(t->read);
     kvd_free(t->run);
     kvd_free(t->rank);
+    kvd_free(t->turn);
+    kvd_free(t->late);
     kvd_free(t->flight);
     kvd_free(t->arrival);
     kvd_free(t->lost);
@@ -294,22 +329,6 @@ uint32_t kv_seq_lost(const kv_store *s, uint32_t seq)
     return b == UINT32_MAX ? UINT32_MAX : b * KV_BLOCK_TOKENS;
 }
 
-/* A wait that began at t0 is over. */
-static void waited(kv_store *s, uint64_t t0, uint32_t layer, uint32_t n)
-{
-    const uint64_t t1 = kvd_now_ns();
-
-    s->counts.disk_wait_ns += t1 - t0;
-    kvd_trace_add(s->params.trace, KVD_TRACE_IO_WAIT, t0, t1, layer, n);
-}
-
-/* So is the flight that was waited for. */
-static void landed(const kv_store *s, uint32_t layer, uint32_t n)
-{
-    kvd_trace_add(s->params.trace, KVD_TRACE_READ, s->tier->flight[layer].start_ns,
-                  kvd_trace_now(s->params.trace), layer, n);
-}
-
 /* Reads n listed runs of one sequence and unpacks them. */
 static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err)
 {
@@ -373,24 +392,55 @@ kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
 
 /* ---- misses of a step --------------------------------------------------------------- */
 
+/* The flight of a layer's step under way. */
+static kv_flight *flight_now(const kv_tier *t, uint32_t layer)
+{
+    return &t->flight[(uint64_t)layer * t->lag + t->turn[layer] % t->lag];
+}
+
+static kv_arrival *arrivals_of(const kv_tier *t, const kv_flight *f)
+{
+    return t->arrival + (uint64_t)(f - t->flight) * t->arrivals_max;
+}
+
+static uint32_t layer_of(const kv_tier *t, const kv_flight *f)
+{
+    return (uint32_t)(f - t->flight) / t->lag;
+}
+
+/* The slot, counted over all lanes, that a record goes to. */
+static uint64_t slot_of(const kv_store *s, const kv_arrival *a)
+{
+    return a->lane * s->slots_max + (a->at - s->lane_at[a->lane]) / s->layout.record_bytes -
+           s->sinks;
+}
+
 void kv_tier_miss(kv_store *s, uint32_t layer, uint32_t seq, uint64_t lane, uint32_t chunk,
                   uint64_t at)
 {
-    kv_tier   *t = s->tier;
-    kv_flight *f = &t->flight[layer];
+    kv_flight *f = flight_now(s->tier, layer);
 
-    kvd_assert(f->n < t->arrivals_max);
-    t->arrival[layer * t->arrivals_max + f->n++] =
+    kvd_assert(f->n < s->tier->arrivals_max);
+    arrivals_of(s->tier, f)[f->n++] =
         (kv_arrival){ .lane = lane, .seq = seq, .chunk = chunk, .n = 1, .at = at };
 }
 
-static kvd_status arrived(kv_store *s, uint32_t layer, kvd_status rc, kvd_err *err)
+static void set_late(kv_store *s, const kv_flight *f, uint8_t late)
+{
+    const kv_arrival *a = arrivals_of(s->tier, f);
+
+    for (uint32_t i = 0; s->tier->late && i < f->n; i++)
+        s->tier->late[slot_of(s, &a[i])] = late;
+}
+
+/* The flight has ended as rc says. */
+static kvd_status arrived(kv_store *s, kv_flight *f, kvd_status rc, kvd_err *err)
 {
     kv_tier          *t = s->tier;
-    kv_flight        *f = &t->flight[layer];
-    const kv_arrival *a = t->arrival + layer * t->arrivals_max;
+    const kv_arrival *a = arrivals_of(t, f);
     const uint32_t    n = f->n;
 
+    set_late(s, f, LATE_NOT);
     *f = (kv_flight){ 0 };
     if (rc == KVD_OK)
         admit(s, a, n);
@@ -402,59 +452,168 @@ static kvd_status arrived(kv_store *s, uint32_t layer, kvd_status rc, kvd_err *e
     return rc;
 }
 
-kvd_status kv_tier_wait(kv_store *s, uint32_t layer, kvd_err *err)
+/* Waits for a batch of n records of the flight, and counts a stall if it has to. */
+static kvd_status await(kv_store *s, const kv_flight *f, uint32_t n, kvd_err *err)
 {
-    kv_flight *f = s->tier ? &s->tier->flight[layer] : NULL;
-    uint64_t   t0;
-    kvd_status st;
+    const uint32_t layer = layer_of(s->tier, f);
+    const uint64_t t0    = kvd_now_ns();
+    kvd_status     st    = kv_disk_read_poll(s->cache->disk, f->ticket, err);
+    uint64_t       t1;
 
-    if (!f || !f->started)
+    if (st == KVD_E_BUSY) {
+        s->counts.n_disk_stall++;
+        st = kv_disk_read_wait(s->cache->disk, f->ticket, err);
+    }
+    t1 = kvd_now_ns();
+    s->counts.disk_wait_ns += t1 - t0;
+    kvd_trace_add(s->params.trace, KVD_TRACE_IO_WAIT, t0, t1, layer, n);
+    kvd_trace_add(s->params.trace, KVD_TRACE_READ, f->start_ns, kvd_trace_now(s->params.trace),
+                  layer, n);
+    return st;
+}
+
+static kvd_status join(kv_store *s, kv_flight *f, kvd_err *err)
+{
+    return arrived(s, f, await(s, f, f->n, err), err);
+}
+
+/* Joins if it has arrived. */
+static kvd_status try_join(kv_store *s, kv_flight *f, kvd_err *err)
+{
+    const kvd_status st = kv_disk_read_poll(s->cache->disk, f->ticket, err);
+
+    if (st == KVD_E_BUSY)
         return KVD_OK;
-    t0 = kvd_now_ns();
-    st = kv_disk_read_wait(s->cache->disk, f->ticket, err);
-    waited(s, t0, layer, f->n);
-    landed(s, layer, f->n);
-    return arrived(s, layer, st, err);
+    kvd_trace_add(s->params.trace, KVD_TRACE_READ, f->start_ns, kvd_trace_now(s->params.trace),
+                  layer_of(s->tier, f), f->n);
+    return arrived(s, f, st, err);
+}
+
+kvd_status kv_tier_begin(kv_store *s, uint32_t layer, bool all, kvd_err *err)
+{
+    kv_tier *t = s->tier;
+
+    if (!t)
+        return KVD_OK;
+    t->turn[layer]++;
+    for (uint32_t i = 0; i < t->lag; i++) {
+        kv_flight *f = &t->flight[(uint64_t)layer * t->lag + i];
+
+        if (f->started && (all || t->turn[layer] - f->turn >= t->lag))
+            KVD_TRY(join(s, f, err));
+        else if (f->started)
+            KVD_TRY(try_join(s, f, err));
+    }
+    return KVD_OK;
+}
+
+void kv_tier_want(kv_store *s, uint64_t lane, uint32_t slot, bool urgent)
+{
+    uint8_t *late = s->tier->late + lane * s->slots_max + slot;
+
+    if (*late != LATE_NOT && urgent)
+        *late = LATE_WANTED;
+}
+
+bool kv_tier_is_late(const kv_store *s, uint64_t lane, uint32_t slot)
+{
+    return s->tier && s->tier->late && s->tier->late[lane * s->slots_max + slot] != LATE_NOT;
+}
+
+/* Whether a slot of the flight was given away, or is wanted. */
+static bool is_claimed(const kv_store *s, const kv_flight *f)
+{
+    const kv_arrival *a = arrivals_of(s->tier, f);
+
+    for (uint32_t i = 0; i < f->n; i++) {
+        const uint64_t slot = slot_of(s, &a[i]);
+
+        if (s->chunk_of[slot] != a[i].chunk || s->tier->late[slot] == LATE_WANTED)
+            return true;
+    }
+    return false;
+}
+
+kvd_status kv_tier_claim(kv_store *s, uint32_t layer, kvd_err *err)
+{
+    kv_tier *t = s->tier;
+
+    for (uint32_t i = 0; t && t->late && i < t->lag; i++) {
+        kv_flight *f = &t->flight[(uint64_t)layer * t->lag + i];
+
+        if (f->started && is_claimed(s, f))
+            KVD_TRY(join(s, f, err));
+    }
+    return KVD_OK;
+}
+
+bool kv_tier_waits(const kv_store *s, uint32_t layer)
+{
+    const kv_tier *t = s->tier;
+
+    for (uint32_t i = 0; t && t->late && i < t->lag; i++) {
+        if (t->flight[(uint64_t)layer * t->lag + i].started)
+            return true;
+    }
+    return false;
 }
 
 void kv_tier_settle(kv_store *s)
 {
-    kvd_err err = { 0 };
+    kv_tier *t   = s->tier;
+    kvd_err  err = { 0 };
 
-    for (uint32_t il = 0; s->tier && il < s->params.n_layer; il++) {
-        if (kv_tier_wait(s, il, &err) != KVD_OK)
+    for (uint32_t i = 0; t && i < s->params.n_layer * t->lag; i++) {
+        if (t->flight[i].started && join(s, &t->flight[i], &err) != KVD_OK)
             kvd_log(KVD_LOG_WARN, "disk tier: %s", err.msg);
-        s->tier->flight[il] = (kv_flight){ 0 };
+        t->flight[i] = (kv_flight){ 0 };
     }
 }
 
-/* Starts a batch; when all tickets are out, the oldest flight is waited for. */
-static kvd_status start(kv_store *s, uint32_t layer, uint32_t n, bool urgent, kvd_err *err)
+static kv_flight *oldest_flight(const kv_store *s)
 {
-    kv_flight *f = &s->tier->flight[layer];
+    kv_tier   *t      = s->tier;
+    kv_flight *oldest = NULL;
 
-    for (uint32_t i = 1; i <= s->params.n_layer; i++) {
-        const uint32_t   oldest = (layer + i) % s->params.n_layer;
-        const bool       was    = kvd_alloc_guard(false);
+    for (uint32_t i = 0; i < s->params.n_layer * t->lag; i++) {
+        kv_flight *f = &t->flight[i];
+
+        if (f->started && (!oldest || f->number < oldest->number))
+            oldest = f;
+    }
+    return oldest;
+}
+
+/* Starts a batch; when all tickets are out, the oldest flight is waited for. */
+static kvd_status start(kv_store *s, kv_flight *f, uint32_t n, bool urgent, kvd_err *err)
+{
+    kv_tier *t = s->tier;
+
+    for (;;) {
+        const bool       was = kvd_alloc_guard(false);
         const kvd_status st =
-            kv_disk_read_start(s->cache->disk, s->tier->read, n, urgent, &f->ticket, err);
+            kv_disk_read_start(s->cache->disk, t->read, n, urgent, &f->ticket, err);
+        kv_flight *oldest = NULL;
 
         kvd_alloc_guard(was);
-        f->started = st == KVD_OK;
-        if (f->started)
+        if (st == KVD_E_BUSY)
+            oldest = oldest_flight(s);
+        if (!oldest) {
+            f->started  = st == KVD_OK;
             f->start_ns = kvd_trace_now(s->params.trace);
-        if (st != KVD_E_BUSY || i == s->params.n_layer)
+            f->turn     = t->turn[layer_of(t, f)];
+            f->number   = t->n_start++;
             return st;
-        KVD_TRY(kv_tier_wait(s, oldest, err));
+        }
+        KVD_TRY(join(s, oldest, err));
     }
-    return KVD_OK;
 }
 
 kvd_status kv_tier_fetch(kv_store *s, kvd_stream *stream, uint32_t layer, bool urgent, kvd_err *err)
 {
     kv_tier          *t  = s->tier;
-    kv_flight        *f  = t ? &t->flight[layer] : NULL;
-    const kv_arrival *a  = t ? t->arrival + layer * t->arrivals_max : NULL;
+    kv_flight        *f  = t ? flight_now(t, layer) : NULL;
+    const kv_arrival *a  = t ? arrivals_of(t, f) : NULL;
     kvd_status        st = KVD_OK;
 
     if (!f || f->n == 0)
@@ -468,19 +627,38 @@ kvd_status kv_tier_fetch(kv_store *s, kvd_stream *stream, uint32_t layer, bool u
                                  (uint32_t)(a[first + n].lane - kv_lane(s, a[first + n].seq, 0)),
                                  a[first + n].chunk, 1, a[first + n].at);
         first += n;
-        st = start(s, layer, n, urgent, err);
+        st = start(s, f, n, urgent, err);
         if (st == KVD_OK && (urgent || first < f->n)) { /* of several batches only the last flies */
-            const uint64_t t0 = kvd_now_ns();
-
-            st         = kv_disk_read_wait(s->cache->disk, f->ticket, err);
+            st         = await(s, f, n, err);
             f->started = false;
-            waited(s, t0, layer, n);
-            landed(s, layer, n);
         }
     }
     s->counts.n_disk += f->n;
     s->counts.n_disk_urgent += urgent ? f->n : 0;
-    return urgent || st != KVD_OK ? arrived(s, layer, st, err) : KVD_OK;
+    if (urgent || st != KVD_OK)
+        return arrived(s, f, st, err);
+    set_late(s, f, LATE);
+    return KVD_OK;
+}
+
+void kv_tier_check(const kv_store *s)
+{
+    const kv_tier *t = s->tier;
+    uint64_t       n = 0, n_late = 0;
+
+    for (uint32_t i = 0; t && t->late && i < s->params.n_layer * t->lag; i++) {
+        const kv_flight  *f = &t->flight[i];
+        const kv_arrival *a = arrivals_of(t, f);
+
+        kvd_assert(f->started || f->n == 0);
+        for (uint32_t k = 0; k < f->n; k++)
+            kvd_assert(t->late[slot_of(s, &a[k])] == LATE &&
+                       s->chunk_of[slot_of(s, &a[k])] == a[k].chunk);
+        n += f->n;
+    }
+    for (uint64_t i = 0; t && t->late && i < kv_n_lane(&s->params) * s->slots_max; i++)
+        n_late += t->late[i] != LATE_NOT;
+    kvd_assert(n == n_late);
 }
 
 void kv_tier_count(const kv_store *s, kv_counts *c)

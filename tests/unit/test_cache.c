@@ -39,6 +39,7 @@ static kvd_resume      resume_mode;
 static kvd_cache_order cache_order;
 static uint32_t        n_ctx = N_CTX;
 static kvd_kv_record   record;
+static uint32_t        disk_lag;
 static uint64_t        kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
 
 static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device)
@@ -59,6 +60,7 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     p.attention   = &a;
     p.resume      = resume_mode;
     p.kv_record   = record;
+    p.disk_lag    = disk_lag;
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     return s;
@@ -148,6 +150,7 @@ static int make_dir(void **state)
 {
     (void)state;
     kv_host     = 0;
+    disk_lag    = 0;
     resume_mode = KVD_RESUME_EXACT;
     record      = KVD_KV_RECORD_SAME;
     cache_order = KVD_CACHE_ORDER_TOKEN;
@@ -288,6 +291,55 @@ static void test_plans_are_told_apart(void **state)
         kvd_session_close(s);
     }
     free(t);
+    kvd_model_close(m);
+}
+
+/* An answer whose records may have come late is not found by those who count on the same text, nor
+ * the other way round; a lag of 1 is the default's name. */
+static void test_lags_are_told_apart(void **state)
+{
+    static const uint32_t lag[]  = { 3, 1, 3, 0 };
+    static const bool     same[] = { false, false, true, true };
+    kvd_model            *m      = open_model("llama");
+    const uint64_t        small  = small_device(m);
+    int32_t               answer[700], *t = malloc(N_CTX * sizeof(*t));
+
+    (void)state;
+    for (uint32_t i = 0; i < N_PROMPT; i++)
+        t[i] = token_at(0, i);
+    kv_host = 50000;
+    for (uint32_t round = 0; round < KVD_COUNTOF(lag); round++) {
+        kvd_stats    c = { .struct_size = sizeof(c) };
+        kvd_session *s;
+
+        disk_lag = lag[round];
+        s        = open_session(m, KVD_ATTENTION_SPARSE, true, small);
+        if (round == 0) {
+            prefill(s, N_PROMPT, N_PROMPT, 0);
+            generate(s, 700, answer);
+            memcpy(t + N_PROMPT, answer, sizeof(answer));
+        } else {
+            assert_int_equal(kvd_prefill(s, 0, t, N_PROMPT + 700, NULL, NULL, &err), KVD_OK);
+            generate(s, 10, NULL);
+            kvd_session_get_stats(s, &c);
+            if (same[round])
+                assert_int_equal(c.n_cached, N_PROMPT + 699);
+            else
+                assert_in_range(c.n_cached, N_PROMPT - 256, N_PROMPT);
+        }
+        kv_check(s->kv);
+        kvd_session_close(s);
+    }
+    free(t);
+    disk_lag = 65;
+    assert_int_equal(kvd_session_open(&(kvd_session *){ NULL }, m,
+                                      &(kvd_session_params){ .struct_size =
+                                                                 sizeof(kvd_session_params),
+                                                             .n_ctx    = 512,
+                                                             .disk_lag = disk_lag },
+                                      &err),
+                     KVD_E_INVAL);
+    assert_non_null(strstr(err.msg, "--disk-lag"));
     kvd_model_close(m);
 }
 
@@ -516,6 +568,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_hits_dense, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_growing_conversation, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_plans_are_told_apart, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_lags_are_told_apart, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_packed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_steps, make_dir, remove_dir),
