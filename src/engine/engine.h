@@ -87,6 +87,7 @@ typedef struct engine_buffers {
     kvd_kv_seq *out_part;     /* [n_batch] rows that want logits as parts, for the last layer */
     kvd_kv_seq *view_part;    /* [n_batch] parts over a layer that was brought up */
     kvd_kv_seq *all_part;     /* [n_all / n_batch + 2] batches of a prompt, then its last row */
+    uint32_t   *sparse_row;   /* [n_seq] rows that attend sparsely */
     uint64_t   *row_from, *row_to; /* [2][n_batch] offsets of rows that move: of x, of q or att */
 } engine_buffers;
 
@@ -116,7 +117,7 @@ struct kvd_session {
     uint32_t *out_row;  /* rows that want logits, in the order of the batch */
     uint32_t *out_seq;  /* which sequence buf.out_part[i] belongs to */
     uint32_t  n_part, n_out;
-    uint32_t *sparse_row, *sparse_seq; /* [n_seq] rows that attend sparsely */
+    uint32_t *sparse_seq; /* [n_seq] whose rows attend sparsely: buf.sparse_row */
     uint32_t  n_sparse;
     bool      exact;    /* the batch is a prompt: even a single row attends to everything */
     uint32_t *seq_rows; /* [n_seq] rows of each sequence in the batch */

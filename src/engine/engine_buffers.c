@@ -46,6 +46,7 @@ static void place(engine_buffers *b, const kvd_model *m, const kvd_session_param
            { (void **)&b->out_part, sizeof(*b->out_part), p->n_batch, true },
            { (void **)&b->view_part, sizeof(*b->view_part), p->n_batch, true },
            { (void **)&b->all_part, sizeof(*b->all_part), n_part, true },
+           { (void **)&b->sparse_row, sizeof(*b->sparse_row), p->n_seq, true },
            { (void **)&b->row_from, 2 * sizeof(*b->row_from), p->n_batch, true },
            { (void **)&b->row_to, 2 * sizeof(*b->row_to), p->n_batch, true },
     };

@@ -93,8 +93,8 @@ static void lay_out(kvd_session *s, const work *w)
         s->part_seq[s->n_part] = q;
         s->n_part++;
         if (n == 1 && !w->exact && kv_seq_sparse(s->kv, q)) {
-            s->sparse_row[s->n_sparse]   = row;
-            s->sparse_seq[s->n_sparse++] = q;
+            s->buf.sparse_row[s->n_sparse] = row;
+            s->sparse_seq[s->n_sparse++]   = q;
         }
         s->seq_rows[q] = row; /* from here on: the sequence's next row */
         row += n;

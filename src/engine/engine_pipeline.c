@@ -117,7 +117,7 @@ static kvd_status attend_sparse(kvd_session *s, uint32_t layer, const model_run 
     const kv_query       q      = { .layer      = layer,
                                     .n_row      = s->n_sparse,
                                     .seq        = s->sparse_seq,
-                                    .row        = s->sparse_row,
+                                    .row        = s->buf.sparse_row,
                                     .q_stride   = stride,
                                     .out_stride = stride,
                                     .q          = r->q,

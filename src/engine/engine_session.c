@@ -268,15 +268,14 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
     s->part_seq   = kvd_calloc(p->n_batch, sizeof(*s->part_seq));
     s->out_row    = kvd_calloc(p->n_batch, sizeof(*s->out_row));
     s->out_seq    = kvd_calloc(p->n_batch, sizeof(*s->out_seq));
-    s->sparse_row = kvd_calloc(p->n_seq, sizeof(*s->sparse_row));
     s->sparse_seq = kvd_calloc(p->n_seq, sizeof(*s->sparse_seq));
     s->seq_rows   = kvd_calloc(p->n_seq, sizeof(*s->seq_rows));
     s->seq_new    = kvd_calloc(p->n_seq, sizeof(*s->seq_new));
     s->seq        = kvd_calloc(p->n_seq, sizeof(*s->seq));
     s->tokens     = kvd_calloc((size_t)p->n_seq * p->n_ctx, sizeof(*s->tokens));
     s->caps       = kvd_calloc((size_t)hp->n_layer * hp->n_kv_head, sizeof(*s->caps));
-    if (!s->caps || !s->part_seq || !s->out_row || !s->out_seq || !s->sparse_row ||
-        !s->sparse_seq || !s->seq_rows || !s->seq_new || !s->seq || !s->tokens)
+    if (!s->caps || !s->part_seq || !s->out_row || !s->out_seq || !s->sparse_seq || !s->seq_rows ||
+        !s->seq_new || !s->seq || !s->tokens)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its tables");
     for (uint32_t i = 0; i < p->n_seq; i++)
         s->seq[i].token = s->tokens + (size_t)i * p->n_ctx;
@@ -376,7 +375,6 @@ void engine_session_close(kvd_session *s)
     kvd_free(s->part_seq);
     kvd_free(s->out_row);
     kvd_free(s->out_seq);
-    kvd_free(s->sparse_row);
     kvd_free(s->sparse_seq);
     kvd_free(s->seq_rows);
     kvd_free(s->seq_new);

@@ -32,26 +32,34 @@ typedef struct kv_seq {
     uint64_t  n_mass;
 } kv_seq;
 
+/* Records to copy or unpack, kv_copies_max() of them at most. */
+typedef struct kv_copies {
+    uint64_t *src, *dst;
+    uint64_t *param;  /* of what is unpacked */
+    uint32_t *number; /* likewise: chunk in its block */
+} kv_copies;
+
+enum { KV_COPIES, KV_COPIES_LATE }; /* of kv_step.list */
+
 /* Arrays of one step, written by select and read by fetch and attend. */
 typedef struct kv_step {
-    kvd_attn_span     *span;                      /* [n_seq][n_kv_head] */
-    kvd_select_seq    *select;                    /* [n_seq] */
-    kvd_select_result *chosen;                    /* [n_seq][n_kv_head] */
-    kvd_window_seq    *window;                    /* [n_seq] */
-    kvd_window_result *change;                    /* [n_seq][n_kv_head] */
-    uint32_t          *k;                         /* [n_seq][n_kv_head] */
-    float             *part;                      /* [n_seq][n_kv_head][part] */
-    float             *lse;                       /* [n_batch][n_head] */
-    float             *zone_lse;                  /* [n_batch][n_head]; zone */
-    kvd_zone_seq      *zone;                      /* [n_seq]; zone */
-    uint16_t          *left;                      /* [n_seq][n_kv_head][cells]; zone */
-    float             *score;                     /* [n_seq][n_kv_head][n_chunk_max] */
-    uint32_t          *sel, *fetch, *into, *stay; /* [n_seq][n_kv_head][slots_max] */
-    uint64_t          *sink;                      /* [n_seq][n_kv_head][sinks] records */
-    uint64_t          *near, *urgent;             /* [n_seq][n_kv_head][slots_max] records */
-    uint64_t          *param;                     /* [kv_copies_max()] of what is unpacked */
-    uint32_t          *number;                    /* [kv_copies_max()] chunk in its block */
-    uint64_t          *src, *dst;                 /* [kv_copies_max()] */
+    kvd_attn_span     *kept_span, *near_span, *urgent_span; /* [n_seq][n_kv_head] */
+    kvd_select_seq    *select;                              /* [n_seq] */
+    kvd_select_result *chosen;                              /* [n_seq][n_kv_head] */
+    kvd_window_seq    *window;                              /* [n_seq] */
+    kvd_window_result *change;                              /* [n_seq][n_kv_head] */
+    uint32_t          *k;                                   /* [n_seq][n_kv_head] */
+    float             *part;                                /* [n_seq][n_kv_head][part] */
+    float             *lse;                                 /* [n_batch][n_head] */
+    float             *zone_lse;                            /* [n_batch][n_head]; zone */
+    kvd_zone_seq      *zone;                                /* [n_seq]; zone */
+    uint16_t          *left;                                /* [n_seq][n_kv_head][cells]; zone */
+    float             *score;                               /* [n_seq][n_kv_head][n_chunk_max] */
+    uint32_t          *sel, *fetch, *into, *stay;           /* [n_seq][n_kv_head][slots_max] */
+    uint64_t          *sink;                                /* [n_seq][n_kv_head][sinks] records */
+    uint64_t          *near, *urgent;                    /* [n_seq][n_kv_head][slots_max] records */
+    kv_copies          list[2];                          /* records to copy; late ones apart */
+    uint64_t          *pack_from, *pack_param, *pack_to; /* [n_kv_head] lanes to pack */
 } kv_step;
 
 typedef struct kv_prompt {
@@ -78,11 +86,12 @@ struct kv_store {
     kvd_record_format record; /* below the device */
     uint64_t          packed_bytes;
     uint64_t          param_off; /* in a lane's aux: behind the index parameters, then cells */
-    uint8_t          *packed;    /* one block of a layer, packed */
+    uint8_t          *packed;    /* one block of a layer, packed; in shared */
     uint64_t          window_off, stage_off;
     kvd_mem           landmarks;
     kvd_mem           map;
     kvd_mem           host;
+    kvd_mem           shared; /* what the host lists for ops */
 
     uint16_t *ema, *slot_of;    /* [lane][n_chunk_max] */
     uint32_t *chunk_of, *stamp; /* [lane][slots_max] */
@@ -100,8 +109,8 @@ struct kv_store {
     uint32_t *hfree_stack; /* [n_hrecord] */
     uint64_t  n_held;      /* blocks in lists, raw or sealed */
     kv_seq   *seq;         /* [n_seq] */
-    uint64_t *lists;       /* [n_seq][2][blocks_max], where block and iblock point */
-    uint64_t *stage_block; /* [blocks_max] */
+    uint64_t *lists;       /* [n_seq][2][blocks_max], where block and iblock point; in shared */
+    uint64_t *stage_block; /* [blocks_max]; in shared */
     kv_prompt prompt;      /* under way, or n_new 0 */
 
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
@@ -149,6 +158,8 @@ static inline uint64_t kv_record_in_window(const kv_store *s, uint64_t lane, uin
 uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *base);
 uint64_t kv_map_bytes(const kv_params *p, bool resident);
 uint64_t kv_copies_max(const kv_params *p);
+uint64_t kv_lists_bytes(const kv_params *p);  /* of kv_store.shared: block lists, in front */
+uint64_t kv_shared_bytes(const kv_params *p); /* all of it */
 uint32_t kv_lane_slots(const kv_params *p, uint64_t lane); /* lane: of a sequence */
 
 /* Where a raw block has a layer's lanes; where the stage has block number b of its layer. */
@@ -210,14 +221,23 @@ static inline uint64_t kv_packed_at(const kv_store *s, uint64_t at, uint32_t n)
     return at + n * (s->layout.record_bytes - s->packed_bytes);
 }
 
+/* Before lists are written anew that ops may not have read yet. */
+static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err)
+{
+    return s->be->unified ? KVD_OK : s->be->ops->stream_sync(st, err);
+}
+
 /* kv_pack.c.  list_up: one record that comes up, from src (in the host tier) to dst (in the pool);
- * lane counts inside the sequence; returns n + 1.  copy_up: n listed records.  pack_lane: a lane of
- * a raw block at pool offset `at` to dst, and its parameters.  unpack_run: n records of a block
+ * lane counts inside the sequence; returns n + 1.  copy_up: n listed records.  pack_layer: all
+ * lanes of a layer of block b, which is raw at pool offset `at`, to s->packed; pack_lane: one of
+ * them to dst; with their parameters.  unpack_run: n records of a block
  * from number `chunk` on, which lie packed at the end of their room in the pool (kv_packed_at()).
  * settle_raw: what the device goes on with is what the records say. */
-uint64_t   kv_list_up(kv_store *s, uint32_t seq, uint32_t lane, uint32_t chunk, uint64_t src,
-                      uint64_t dst, uint64_t n);
-kvd_status kv_copy_up(kv_store *s, kvd_stream *st, uint64_t n, kvd_err *err);
+uint64_t   kv_list_up(const kv_store *s, const kv_copies *list, uint32_t seq, uint32_t lane,
+                      uint32_t chunk, uint64_t src, uint64_t dst, uint64_t n);
+kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64_t n, kvd_err *err);
+kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                         uint64_t at, kvd_err *err);
 kvd_status kv_pack_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t b,
                         uint64_t at, uint8_t *dst, kvd_err *err);
 kvd_status kv_unpack_run(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t chunk,
@@ -228,7 +248,7 @@ kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
 /* kv_seal.c (map: host records where there is room for them, if `host`).
  * map, unmap: takes and gives back what sealed block number b holds besides its raw block.
  * index_layer: landmarks of n blocks that lie anywhere.
- * move_down: a layer's lanes of block b, at offset `at`, are packed into their host records.
+ * move_down: a layer's lanes of blocks [first, end), at layer_at[b], go to their host records.
  * keep_packed: the same for lanes that lie packed already (kv_packed_at()); all have places.
  * seal_layer: blocks [first, end) of a layer, at layer_at[b] (block[] and l say so to kernels), are
  *   indexed, stored and packed.
@@ -239,8 +259,8 @@ void       kv_map_block(kv_store *s, uint32_t seq, uint32_t b, bool host);
 void       kv_unmap_block(kv_store *s, uint32_t seq, uint32_t b);
 kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_kv_layout *kv,
                           const uint64_t *block, const uint64_t *iblock, uint32_t n, kvd_err *err);
-kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
-                        uint64_t at, kvd_err *err);
+kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
+                        uint32_t end, const uint64_t *layer_at, kvd_err *err);
 kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                           uint64_t at, kvd_err *err);
 kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,

@@ -13,38 +13,66 @@ static bool is_raw(const kv_store *s)
     return s->record.type == KVD_RECORD_RAW;
 }
 
-uint64_t kv_list_up(kv_store *s, uint32_t seq, uint32_t lane, uint32_t chunk, uint64_t src,
-                    uint64_t dst, uint64_t n)
+uint64_t kv_list_up(const kv_store *s, const kv_copies *list, uint32_t seq, uint32_t lane,
+                    uint32_t chunk, uint64_t src, uint64_t dst, uint64_t n)
 {
-    s->step.src[n] = src;
-    s->step.dst[n] = dst;
+    list->src[n] = src;
+    list->dst[n] = dst;
     if (!is_raw(s)) {
-        s->step.number[n] = chunk % s->block_chunks;
-        s->step.param[n]  = kv_params_of_block(s, seq, lane, chunk / s->block_chunks);
+        list->number[n] = chunk % s->block_chunks;
+        list->param[n]  = kv_params_of_block(s, seq, lane, chunk / s->block_chunks);
     }
     return n + 1;
 }
 
-kvd_status kv_copy_up(kv_store *s, kvd_stream *st, uint64_t n, kvd_err *err)
+/* n listed records from `from` to the pool. */
+static kvd_status bring(kv_store *s, kvd_stream *st, const kv_copies *list, const void *from,
+                        uint64_t n, kvd_err *err)
 {
     const kvd_record_copy_args   copy   = { .n       = n,
                                             .bytes   = s->layout.record_bytes,
-                                            .src_off = s->step.src,
-                                            .dst_off = s->step.dst,
-                                            .src     = s->host.ptr,
+                                            .src_off = list->src,
+                                            .dst_off = list->dst,
+                                            .src     = from,
                                             .dst     = s->pool.ptr };
     const kvd_record_unpack_args unpack = { .format    = s->record,
                                             .n         = n,
-                                            .src       = s->host.ptr,
+                                            .src       = from,
                                             .param     = s->landmarks.ptr,
                                             .dst       = s->pool.ptr,
-                                            .src_off   = s->step.src,
-                                            .param_off = s->step.param,
-                                            .dst_off   = s->step.dst,
-                                            .chunk     = s->step.number };
+                                            .src_off   = list->src,
+                                            .param_off = list->param,
+                                            .dst_off   = list->dst,
+                                            .chunk     = list->number };
 
     return is_raw(s) ? s->be->ops->record_copy(st, &copy, err)
                      : s->be->ops->record_unpack(st, &unpack, err);
+}
+
+kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64_t n, kvd_err *err)
+{
+    return bring(s, st, list, s->host.ptr, n, err);
+}
+
+kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                         uint64_t at, kvd_err *err)
+{
+    const kv_step             *t = &s->step;
+    const kvd_record_pack_args a = { .format    = s->record,
+                                     .n         = s->params.n_kv_head,
+                                     .src       = s->pool.ptr,
+                                     .param     = s->landmarks.ptr,
+                                     .dst       = s->packed,
+                                     .src_off   = t->pack_from,
+                                     .param_off = t->pack_param,
+                                     .dst_off   = t->pack_to };
+
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        t->pack_from[h]  = at + h * s->layout.head_stride;
+        t->pack_param[h] = kv_params_of_block(s, seq, layer * s->params.n_kv_head + h, b);
+        t->pack_to[h]    = h * s->block_chunks * s->packed_bytes;
+    }
+    return s->be->ops->record_pack(st, &a, err);
 }
 
 kvd_status kv_pack_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t b,
@@ -96,15 +124,20 @@ kvd_status kv_unpack_run(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lan
 kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                          uint64_t at, kvd_err *err)
 {
-    const uint64_t run = s->block_chunks * (s->layout.record_bytes - s->packed_bytes);
+    uint64_t n = 0;
 
-    for (uint32_t h = 0; h < s->params.n_kv_head && !is_raw(s); h++) {
-        const uint32_t lane = layer * s->params.n_kv_head + h;
-        const uint64_t to   = at + h * s->layout.head_stride;
+    if (is_raw(s))
+        return KVD_OK;
+    KVD_TRY(kv_wait_lists(s, st, err));
+    KVD_TRY(kv_pack_layer(s, st, seq, layer, b, at, err));
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        const uint64_t to = at + h * s->layout.head_stride;
 
-        KVD_TRY(kv_pack_lane(s, st, seq, lane, b, to, s->packed, err));
-        memcpy((uint8_t *)s->pool.ptr + to + run, s->packed, s->block_chunks * s->packed_bytes);
-        KVD_TRY(kv_unpack_run(s, st, seq, lane, b * s->block_chunks, s->block_chunks, to, err));
+        for (uint32_t i = 0; i < s->block_chunks; i++)
+            n = kv_list_up(s, &s->step.list[KV_COPIES], seq, layer * s->params.n_kv_head + h,
+                           b * s->block_chunks + i,
+                           ((uint64_t)h * s->block_chunks + i) * s->packed_bytes,
+                           to + i * s->layout.record_bytes, n);
     }
-    return KVD_OK;
+    return bring(s, st, &s->step.list[KV_COPIES], s->packed, n, err);
 }

@@ -34,16 +34,28 @@ static uint64_t index_block_bytes(const kv_params *p)
 
 static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
 {
-    const uint64_t          blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
     const uint64_t          lanes  = (uint64_t)p->n_layer * p->n_kv_head;
     const kvd_record_format f      = kv_record_format(p);
     const uint64_t          record = kvd_record_bytes(&f);
     const uint64_t          host   = z->bytes[KV_BUF_HOST];
 
-    return sizeof(kv_store) + p->n_seq * (sizeof(kv_seq) + 16 * blocks) + 8 * blocks +
-           8 * z->n_raw + 8 * z->n_block + 4 * host / record + 16 * lanes + kv_cache_bytes(p) +
-           p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * record +
+    return sizeof(kv_store) + p->n_seq * sizeof(kv_seq) + kv_shared_bytes(p) + 8 * z->n_raw +
+           8 * z->n_block + 4 * host / record + 16 * lanes + kv_cache_bytes(p) +
            (z->spills ? kv_tier_bytes(p, host, record) : 0);
+}
+
+uint64_t kv_lists_bytes(const kv_params *p)
+{
+    return kvd_align_up((2 * (uint64_t)p->n_seq + 1) * 8 * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS),
+                        KVD_CACHE_LINE);
+}
+
+uint64_t kv_shared_bytes(const kv_params *p)
+{
+    const kvd_record_format f = kv_record_format(p);
+
+    return kv_lists_bytes(p) +
+           (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * kvd_record_bytes(&f);
 }
 
 /* Too little room on a tier: says for what, and what would do. */
@@ -148,14 +160,25 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
 
 /* ---- maps and lists ----------------------------------------------------------------- */
 
+/* A step's misses at most. */
+static uint64_t step_copies(const kv_params *p)
+{
+    return p->sparse ? (uint64_t)p->n_seq * p->n_kv_head * (p->window_tokens / p->chunk_tokens) : 0;
+}
+
 uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *base)
 {
     const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
-    const uint64_t slots  = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
-    const uint64_t index  = p->sparse ? lanes * chunks : 0;
-    const uint64_t host   = resident ? 0 : lanes * chunks;
-    const uint64_t row    = p->sparse ? (uint64_t)p->n_seq * p->n_kv_head : 0;
-    const uint64_t copies = resident ? 0 : kv_copies_max(p);
+    const uint64_t slots = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
+    const uint64_t index = p->sparse ? lanes * chunks : 0;
+    const uint64_t host  = resident ? 0 : lanes * chunks;
+    const uint64_t row   = p->sparse ? (uint64_t)p->n_seq * p->n_kv_head : 0;
+    /* where all is resident packed records are still made and unpacked, a block at a time */
+    const uint64_t block  = p->record == KVD_RECORD_RAW
+                                ? 0
+                                : (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
+    const uint64_t copies = resident ? block : kv_copies_max(p);
+    const uint64_t late   = resident ? 0 : step_copies(p);
     const uint64_t unpack = p->record == KVD_RECORD_RAW ? 0 : copies;
     const uint32_t group  = p->n_head / p->n_kv_head;
     const uint64_t cells  = p->zone_tokens ? chunks * p->chunk_tokens / p->zone_tokens : 0;
@@ -173,7 +196,9 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
         { (void **)&s->lane_slots, 4 * lanes / p->n_seq },
         { (void **)&s->cap, 4 * lanes },
         { (void **)&s->lane_at, resident ? 0 : 8 * lanes },
-        { (void **)&t->span, row * sizeof(*t->span) },
+        { (void **)&t->kept_span, row * sizeof(*t->kept_span) },
+        { (void **)&t->near_span, row * sizeof(*t->near_span) },
+        { (void **)&t->urgent_span, row * sizeof(*t->urgent_span) },
         { (void **)&t->select, row * sizeof(*t->select) },
         { (void **)&t->chosen, row * sizeof(*t->chosen) },
         { (void **)&t->window, row * sizeof(*t->window) },
@@ -192,10 +217,17 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
         { (void **)&t->sink, 8 * row * (p->n_sink / p->chunk_tokens) },
         { (void **)&t->near, 8 * row * slots },
         { (void **)&t->urgent, 8 * row * slots },
-        { (void **)&t->param, 8 * unpack },
-        { (void **)&t->number, 4 * unpack },
-        { (void **)&t->src, 8 * copies },
-        { (void **)&t->dst, 8 * copies },
+        { (void **)&t->list[0].param, 8 * unpack },
+        { (void **)&t->list[0].number, 4 * unpack },
+        { (void **)&t->list[0].src, 8 * copies },
+        { (void **)&t->list[0].dst, 8 * copies },
+        { (void **)&t->list[1].param, p->record == KVD_RECORD_RAW ? 0 : 8 * late },
+        { (void **)&t->list[1].number, p->record == KVD_RECORD_RAW ? 0 : 4 * late },
+        { (void **)&t->list[1].src, 8 * late },
+        { (void **)&t->list[1].dst, 8 * late },
+        { (void **)&t->pack_from, 8 * (uint64_t)p->n_kv_head },
+        { (void **)&t->pack_param, 8 * (uint64_t)p->n_kv_head },
+        { (void **)&t->pack_to, 8 * (uint64_t)p->n_kv_head },
     };
     uint64_t off = 0;
 
@@ -217,7 +249,5 @@ uint64_t kv_map_bytes(const kv_params *p, bool resident)
 /* Records that one call copies at most: a step's misses, or one layer of a sequence. */
 uint64_t kv_copies_max(const kv_params *p)
 {
-    const uint64_t step = p->sparse ? (uint64_t)p->n_seq * p->window_tokens / p->chunk_tokens : 0;
-
-    return p->n_kv_head * kvd_max_u64(step, chunks_max(p));
+    return kvd_max_u64(step_copies(p), p->n_kv_head * chunks_max(p));
 }

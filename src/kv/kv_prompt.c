@@ -56,16 +56,11 @@ kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *e
 static kvd_status copy_raw(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t b, bool up,
                            kvd_err *err)
 {
-    const uint64_t             raw   = kv_layer_of(s, s->seq[s->prompt.seq].block[b], layer);
-    const uint64_t             stage = kv_stage_block(s, b);
-    const kvd_record_copy_args a     = { .n       = 1,
-                                         .bytes   = s->params.n_kv_head * s->layout.head_stride,
-                                         .src_off = up ? &raw : &stage,
-                                         .dst_off = up ? &stage : &raw,
-                                         .src     = s->pool.ptr,
-                                         .dst     = s->pool.ptr };
+    const uint64_t raw   = kv_layer_of(s, s->seq[s->prompt.seq].block[b], layer);
+    const uint64_t stage = kv_stage_block(s, b);
 
-    return s->be->ops->record_copy(st, &a, err);
+    return s->be->ops->copy(st, s->pool, up ? stage : raw, s->pool, up ? raw : stage,
+                            s->params.n_kv_head * s->layout.head_stride, err);
 }
 
 kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_layout *layout,

@@ -15,8 +15,8 @@ static kvd_status copy_records(kv_store *s, kvd_stream *st, const void *src, voi
 {
     const kvd_record_copy_args a = { .n       = n,
                                      .bytes   = bytes,
-                                     .src_off = s->step.src,
-                                     .dst_off = s->step.dst,
+                                     .src_off = s->step.list[KV_COPIES].src,
+                                     .dst_off = s->step.list[KV_COPIES].dst,
                                      .src     = src,
                                      .dst     = dst };
 
@@ -29,26 +29,45 @@ static const uint32_t *host_of_block(const kv_store *s, uint32_t seq, uint32_t l
            (uint64_t)b * s->block_chunks;
 }
 
-kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
-                        uint64_t at, kvd_err *err)
+/* Lists what of a layer's block b has host records: lanes that lie at `at` in steps of lane_bytes,
+ * records in steps of record_bytes. */
+static uint64_t list_down(const kv_store *s, uint32_t seq, uint32_t layer, uint32_t b, uint64_t at,
+                          uint64_t lane_bytes, uint64_t record_bytes, uint64_t n)
 {
-    const uint64_t lane_bytes = s->block_chunks * s->packed_bytes;
-    uint64_t       n          = 0;
+    const kv_copies *list = &s->step.list[KV_COPIES];
 
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
-        const uint32_t  lane = layer * s->params.n_kv_head + h;
-        const uint32_t *host = host_of_block(s, seq, lane, b);
+        const uint32_t *host = host_of_block(s, seq, layer * s->params.n_kv_head + h, b);
 
-        KVD_TRY(kv_pack_lane(s, st, seq, lane, b, at + h * s->layout.head_stride,
-                             s->packed + h * lane_bytes, err));
         for (uint32_t i = 0; i < s->block_chunks; i++) {
             if (host[i] == KV_NO_HOST)
                 continue;
-            s->step.src[n]   = h * lane_bytes + i * s->packed_bytes;
-            s->step.dst[n++] = host[i] * s->packed_bytes;
+            list->src[n]   = at + h * lane_bytes + i * record_bytes;
+            list->dst[n++] = host[i] * s->packed_bytes;
         }
     }
-    return copy_records(s, st, s->packed, s->host.ptr, s->packed_bytes, n, err);
+    return n;
+}
+
+kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
+                        uint32_t end, const uint64_t *layer_at, kvd_err *err)
+{
+    uint64_t n = 0;
+
+    if (s->record.type == KVD_RECORD_RAW) {
+        KVD_TRY(kv_wait_lists(s, st, err));
+        for (uint32_t b = first; b < end; b++)
+            n = list_down(s, seq, layer, b, layer_at[b], s->layout.head_stride,
+                          s->layout.record_bytes, n);
+        return copy_records(s, st, s->pool.ptr, s->host.ptr, s->packed_bytes, n, err);
+    }
+    for (uint32_t b = first; b < end; b++) {
+        KVD_TRY(kv_wait_lists(s, st, err));
+        KVD_TRY(kv_pack_layer(s, st, seq, layer, b, layer_at[b], err));
+        n = list_down(s, seq, layer, b, 0, s->block_chunks * s->packed_bytes, s->packed_bytes, 0);
+        KVD_TRY(copy_records(s, st, s->packed, s->host.ptr, s->packed_bytes, n, err));
+    }
+    return KVD_OK;
 }
 
 kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
@@ -61,8 +80,8 @@ kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t la
         const uint64_t  from = kv_packed_at(s, at + h * s->layout.head_stride, s->block_chunks);
 
         for (uint32_t i = 0; i < s->block_chunks; i++, n++) {
-            s->step.src[n] = from + i * s->packed_bytes;
-            s->step.dst[n] = host[i] * s->packed_bytes;
+            s->step.list[KV_COPIES].src[n] = from + i * s->packed_bytes;
+            s->step.list[KV_COPIES].dst[n] = host[i] * s->packed_bytes;
         }
     }
     return copy_records(s, st, s->pool.ptr, s->host.ptr, s->packed_bytes, n, err);
@@ -74,6 +93,7 @@ static kvd_status bring_up(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t l
 {
     uint64_t n = 0;
 
+    KVD_TRY(kv_wait_lists(s, st, err));
     for (uint32_t at = 0; at < s->params.n_kv_head * (end - first); at++) {
         const uint32_t  b = first + at % (end - first), h = at / (end - first);
         const uint32_t  lane = layer * s->params.n_kv_head + h;
@@ -82,24 +102,26 @@ static kvd_status bring_up(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t l
 
         for (uint32_t i = 0; i < s->block_chunks; i++) {
             if (host[i] != KV_NO_HOST)
-                n = kv_list_up(s, seq, lane, b * s->block_chunks + i, host[i] * s->packed_bytes,
-                               to + i * s->layout.record_bytes, n);
+                n = kv_list_up(s, &s->step.list[KV_COPIES], seq, lane, b * s->block_chunks + i,
+                               host[i] * s->packed_bytes, to + i * s->layout.record_bytes, n);
         }
     }
     s->counts.bytes_dense += n * s->packed_bytes;
-    KVD_TRY(kv_copy_up(s, st, n, err));
+    KVD_TRY(kv_copy_up(s, st, &s->step.list[KV_COPIES], n, err));
     return kv_tier_load(s, st, seq, layer, first, end, layer_at, err);
 }
 
 kvd_status kv_keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint64_t at,
                          kvd_err *err)
 {
-    uint64_t n = 0;
+    const kv_copies *list = &s->step.list[KV_COPIES];
+    uint64_t         n    = 0;
 
+    KVD_TRY(kv_wait_lists(s, st, err));
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
         for (uint32_t i = 0; i < s->sinks; i++, n++) {
-            s->step.src[n] = at + h * s->layout.head_stride + i * s->layout.record_bytes;
-            s->step.dst[n] = kv_record_in_window(s, kv_lane(s, seq, layer) + h, i);
+            list->src[n] = at + h * s->layout.head_stride + i * s->layout.record_bytes;
+            list->dst[n] = kv_record_in_window(s, kv_lane(s, seq, layer) + h, i);
         }
     }
     return copy_records(s, st, s->pool.ptr, s->pool.ptr, s->layout.record_bytes, n, err);
@@ -171,8 +193,8 @@ kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
     if (end > first)
         KVD_TRY(kv_zone_build(s, st, layer, l, block + first, q->iblock + first, end - first, err));
     kv_cache_put_layer(s, st, seq, layer, layer_at);
-    for (uint32_t b = first; b < end && !s->sizes.resident; b++)
-        KVD_TRY(kv_move_down(s, st, seq, layer, b, layer_at[b], err));
+    if (!s->sizes.resident)
+        KVD_TRY(kv_move_down(s, st, seq, layer, first, end, layer_at, err));
     for (uint32_t b = first; b < end && (s->sizes.resident || b == 0); b++)
         KVD_TRY(kv_settle_raw(s, st, seq, layer, b, layer_at[b], err));
     if (first > 0 || end == 0 || s->sizes.resident)
@@ -273,6 +295,7 @@ kvd_status kv_fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t s
 {
     const uint32_t n = s->seq[seq].n_sealed / KV_BLOCK_TOKENS;
 
+    KVD_TRY(kv_wait_lists(s, st, err));
     for (uint32_t b = 0; b < n; b++)
         s->stage_block[b] = kv_stage_block(s, b);
     return bring_up(s, st, seq, layer, 0, n, s->stage_block, err);

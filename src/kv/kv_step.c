@@ -10,6 +10,9 @@
  * A victim's slot may be written in the step in which it leaves, so it is not read in that step.
  * Everything resident: the same window and the same order, only that records are read in place.
  *
+ * The host goes by what the device has found: where their memory is not one it waits once a layer,
+ * after the windows' change, and lists of the layer before are free by then.
+ *
  * Owns: nothing; all arrays are the store's.  Nothing here allocates.
  * Thread: the session's. */
 #include <string.h>
@@ -121,14 +124,14 @@ static uint64_t record_of_sink(const kv_store *s, uint32_t seq, uint32_t layer, 
 
 /* ---- attention over spans ------------------------------------------------------------ */
 
-static kvd_status attend_spans(kv_store *s, kvd_stream *st, const kv_query *q, bool first,
-                               float *lse, float *out, kvd_err *err)
+static kvd_status attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
+                               const kvd_attn_span *span, float *lse, float *out, kvd_err *err)
 {
     const kvd_attn_span_args a = { .n_row      = q->n_row,
                                    .n_head     = s->params.n_head,
                                    .kv         = kv_layout(s, q->layer),
                                    .row        = q->row,
-                                   .span       = s->step.span,
+                                   .span       = span,
                                    .q_stride   = q->q_stride,
                                    .out_stride = q->out_stride,
                                    .lse_stride = s->params.n_head,
@@ -137,7 +140,7 @@ static kvd_status attend_spans(kv_store *s, kvd_stream *st, const kv_query *q, b
                                    .lse        = lse,
                                    .out        = out,
                                    .scale      = q->scale,
-                                   .first      = first };
+                                   .first      = span == s->step.kept_span };
 
     return s->be->ops->attn_span(st, &a, err);
 }
@@ -154,14 +157,14 @@ static kvd_status attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kv
 
             for (uint32_t k = 0; k < s->sinks; k++)
                 sink[k] = record_of_sink(s, q->seq[i], q->layer, h, k);
-            s->step.span[lane] = (kvd_attn_span){ .record    = sink,
-                                                  .n_record  = s->sinks,
-                                                  .block     = seq->block,
-                                                  .first_key = seq->n_sealed,
-                                                  .end_key   = seq->len + 1 };
+            s->step.kept_span[lane] = (kvd_attn_span){ .record    = sink,
+                                                       .n_record  = s->sinks,
+                                                       .block     = seq->block,
+                                                       .first_key = seq->n_sealed,
+                                                       .end_key   = seq->len + 1 };
         }
     }
-    return attend_spans(s, st, q, true, s->step.lse, NULL, err);
+    return attend_spans(s, st, q, s->step.kept_span, s->step.lse, NULL, err);
 }
 
 /* ---- select -------------------------------------------------------------------------- */
@@ -358,6 +361,7 @@ kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
         show_lanes(s, q);
     }
     KVD_TRY(change_windows(s, st, q, err));
+    KVD_TRY(kv_wait_lists(s, st, err)); /* what follows goes by the change */
     KVD_TRY(settle_late(s, q, err));
     for (uint32_t i = 0; i < q->n_row; i++) {
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
@@ -389,8 +393,8 @@ static uint64_t list_misses(kv_store *s, const kv_query *q, uint32_t at, bool ur
             kv_tier_miss(s, q->layer, seq, lane, chunk, to);
             continue;
         }
-        n = kv_list_up(s, seq, (uint32_t)(lane - kv_lane(s, seq, 0)), chunk, host * s->packed_bytes,
-                       to, n);
+        n = kv_list_up(s, &t->list[urgent ? KV_COPIES : KV_COPIES_LATE], seq,
+                       (uint32_t)(lane - kv_lane(s, seq, 0)), chunk, host * s->packed_bytes, to, n);
     }
     return n;
 }
@@ -406,7 +410,7 @@ static kvd_status fetch_part(kv_store *s, kvd_stream *st, const kv_query *q, boo
     for (uint32_t at = 0; at < q->n_row * s->params.n_kv_head; at++)
         n = list_misses(s, q, at, urgent, n);
     s->counts.bytes_up += n * s->packed_bytes;
-    KVD_TRY(kv_copy_up(s, st, n, err));
+    KVD_TRY(kv_copy_up(s, st, &s->step.list[urgent ? KV_COPIES : KV_COPIES_LATE], n, err));
     return kv_tier_fetch(s, st, q->layer, urgent, err);
 }
 
@@ -462,7 +466,7 @@ static void span_near(const kv_store *s, const kv_query *q, uint32_t i, uint32_t
         for (uint32_t k = 0; k < n; k++)
             near[k] = record_of_slot(s, q->seq[i], q->layer, head, t->stay[list + k]);
     }
-    t->span[at] = (kvd_attn_span){ .record = near, .n_record = n };
+    t->near_span[at] = (kvd_attn_span){ .record = near, .n_record = n };
 }
 
 static void span_urgent(const kv_store *s, const kv_query *q, uint32_t i, uint32_t head)
@@ -474,7 +478,7 @@ static void span_urgent(const kv_store *s, const kv_query *q, uint32_t i, uint32
 
     for (uint32_t k = 0; k < t->change[at].n_urgent; k++)
         urgent[k] = record_of_slot(s, q->seq[i], q->layer, head, t->into[list + k]);
-    t->span[at] = (kvd_attn_span){ .record = urgent, .n_record = t->change[at].n_urgent };
+    t->urgent_span[at] = (kvd_attn_span){ .record = urgent, .n_record = t->change[at].n_urgent };
 }
 
 static void finish_rows(kv_store *s, const kv_query *q)
@@ -492,16 +496,16 @@ kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
             span_near(s, q, i, h);
     }
-    KVD_TRY(attend_spans(s, st, q, false, NULL, NULL, err));
+    KVD_TRY(attend_spans(s, st, q, s->step.near_span, NULL, NULL, err));
     for (uint32_t i = 0; i < q->n_row; i++) {
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
             span_urgent(s, q, i, h);
     }
     if (kv_zone_used(s)) {
-        KVD_TRY(attend_spans(s, st, q, false, s->step.lse, NULL, err));
+        KVD_TRY(attend_spans(s, st, q, s->step.urgent_span, s->step.lse, NULL, err));
         KVD_TRY(kv_zone_attend(s, st, q, err));
     } else {
-        KVD_TRY(attend_spans(s, st, q, false, NULL, q->out, err));
+        KVD_TRY(attend_spans(s, st, q, s->step.urgent_span, NULL, q->out, err));
     }
     t1 = kvd_now_ns();
     s->counts.attend_ns += t1 - t0;

@@ -59,25 +59,31 @@ static kvd_status alloc_tables(kv_store *s, kvd_err *err)
     const size_t     lanes = (size_t)p->n_layer * p->n_kv_head;
 
     s->n_hrecord   = s->sizes.bytes[KV_BUF_HOST] / s->packed_bytes;
-    s->packed      = kvd_malloc(p->n_kv_head * s->block_chunks * s->packed_bytes);
     s->seq         = kvd_calloc(p->n_seq, sizeof(*s->seq));
-    s->lists       = kvd_calloc((size_t)p->n_seq * s->blocks_max, 2 * sizeof(*s->lists));
-    s->stage_block = kvd_calloc(s->blocks_max, sizeof(*s->stage_block));
     s->free_stack  = kvd_calloc(s->sizes.n_raw, sizeof(*s->free_stack));
     s->ifree_stack = kvd_calloc(s->sizes.n_block, sizeof(*s->ifree_stack));
     s->hfree_stack = kvd_calloc(s->n_hrecord, sizeof(*s->hfree_stack));
     s->lane_select = kvd_calloc(lanes, sizeof(*s->lane_select));
     s->lane_hit    = kvd_calloc(lanes, sizeof(*s->lane_hit));
-    if (!s->packed || !s->seq || !s->lists || !s->stage_block || !s->free_stack ||
-        !s->ifree_stack || !s->hfree_stack || !s->lane_select || !s->lane_hit)
+    if (!s->seq || !s->free_stack || !s->ifree_stack || !s->hfree_stack || !s->lane_select ||
+        !s->lane_hit)
         return kvd_fail(err, KVD_E_NOMEM, 0,
                         "KV cache: no memory for its metadata (%" PRIu64 " bytes)",
                         s->sizes.bytes[KV_BUF_TABLE]);
-    for (uint32_t i = 0; i < p->n_seq; i++) {
+    return KVD_OK;
+}
+
+static void place_lists(kv_store *s)
+{
+    const size_t n = (size_t)s->params.n_seq * 2 * s->blocks_max;
+
+    s->lists       = s->shared.ptr;
+    s->stage_block = s->lists + n;
+    s->packed      = (uint8_t *)s->shared.ptr + kv_lists_bytes(&s->params);
+    for (uint32_t i = 0; i < s->params.n_seq; i++) {
         s->seq[i].block  = s->lists + (size_t)i * 2 * s->blocks_max;
         s->seq[i].iblock = s->seq[i].block + s->blocks_max;
     }
-    return KVD_OK;
 }
 
 static void fill_stacks(kv_store *s)
@@ -106,7 +112,10 @@ static kvd_status alloc_memory(kv_store *s, kvd_err *err)
     s->stage_off  = s->window_off + z[KV_BUF_WINDOW];
     KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, s->stage_off + z[KV_BUF_STAGE], &s->pool, err));
     KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, z[KV_BUF_INDEX], &s->landmarks, err));
-    KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, z[KV_BUF_MAP], &s->map, err));
+    KVD_TRY(ops->mem_alloc(s->be, s->be->unified ? KVD_MEM_DEVICE : KVD_MEM_PINNED, z[KV_BUF_MAP],
+                           &s->map, err));
+    KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_PINNED, kv_shared_bytes(&s->params), &s->shared, err));
+    place_lists(s);
     return ops->mem_alloc(s->be, KVD_MEM_PINNED, z[KV_BUF_HOST], &s->host, err);
 }
 
@@ -136,6 +145,11 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
 
     *out = NULL;
     kvd_assert(p->record == KVD_RECORD_RAW || p->sparse); /* parameters lie with the index */
+    if (p->cache_dir && !be->unified)
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                        "the prefix cache (--cache-dir) works with the CPU's backends only, not "
+                        "with \"%s\"",
+                        be->ops->name);
     KVD_TRY(kv_plan(p, &sizes, err));
     if (!sizes.resident &&
         sizes.n_block * p->n_layer * p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) >=
@@ -213,10 +227,8 @@ void kv_store_close(kv_store *s)
     s->be->ops->mem_free(s->be, &s->landmarks);
     s->be->ops->mem_free(s->be, &s->map);
     s->be->ops->mem_free(s->be, &s->host);
-    kvd_free(s->packed);
+    s->be->ops->mem_free(s->be, &s->shared);
     kvd_free(s->seq);
-    kvd_free(s->lists);
-    kvd_free(s->stage_block);
     kvd_free(s->free_stack);
     kvd_free(s->ifree_stack);
     kvd_free(s->hfree_stack);

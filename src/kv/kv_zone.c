@@ -157,6 +157,7 @@ kvd_status kv_zone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_er
                 (kvd_zone_seq){ .n_cell = n_cell, .zblock = seq->iblock, .left = left };
     }
     KVD_TRY(s->be->ops->attn_zone(st, &a, err));
+    KVD_TRY(kv_wait_lists(s, st, err)); /* for zone_lse */
     for (uint32_t at = 0; at < q->n_row * n_h; at++)
         s->counts.zone += share_of(s, q->row[at / n_h], at % n_h);
     t1 = kvd_now_ns();
