@@ -407,6 +407,8 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.n_disk_refused     = c.n_disk_refused;
     st.mass               = c.n_mass ? c.mass / (double)c.n_mass : 0.0;
     st.disk_tail_bytes    = c.disk_tail_bytes;
+    st.zone_share         = c.n_mass ? c.zone / (double)c.n_mass : 0.0;
+    st.zone_ns            = c.zone_ns;
     give_struct(out, &st, sizeof(st));
 }
 
