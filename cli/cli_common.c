@@ -124,6 +124,7 @@ static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, k
     a->min_mass    = (float)kvd_opts_num(o, "min-mass");
     a->min_mass    = a->min_mass > 0.0f ? a->min_mass : -1.0f;
     a->index       = cli_index_name(o);
+    a->zone        = (uint32_t)kvd_opts_int(o, "zone");
     a->group_rule  = kvd_opts_text(o, "group-rule");
     return parse_budget(kvd_opts_text(o, "budget"), a, err);
 }

@@ -12,14 +12,14 @@
 #define FILE_MAX_BYTES (1u << 20)
 #define BLANK          " \t\r\n"
 
-typedef enum kind { CHOICE, NUMBER, NAME, BUDGET } kind;
+typedef enum kind { CHOICE, NUMBER, COUNT, NAME, BUDGET } kind;
 
 static const struct option { /* named as on the command line */
     const char *key;
     kind        kind;
     const char *values;   /* CHOICE: "a|b|c" in the order of the enum; else for the message */
     size_t      at;       /* of the field, in kvd_attention_params */
-    double      min, max; /* NUMBER */
+    double      min, max; /* NUMBER, COUNT */
 } options[] = {
 #define AT(field) offsetof(kvd_attention_params, field)
     { "attention", CHOICE, "auto|dense|sparse", AT(mode), 0, 0 },
@@ -32,6 +32,7 @@ static const struct option { /* named as on the command line */
     { "min-mass", NUMBER, "a number of -1 (never) to 1", AT(min_mass), -1, 1 },
     { "select-top-p", NUMBER, "a number of 0 to 0.999999", AT(top_p), 0, 0.999999 },
     { "index", NAME, "an index kind", AT(index), 0, 0 },
+    { "zone", COUNT, "0 (none) to 256 tokens", AT(zone), 0, 256 },
     { "group-rule", NAME, "mean, max, mean-chunks or logits", AT(group_rule), 0, 0 },
 #undef AT
 };
@@ -86,9 +87,10 @@ static bool set_budget(kvd_attention_params *a, const char *text)
 
 static bool set_option(kvd_attention_params *a, const struct option *o, const char *value)
 {
-    char *field = (char *)a + o->at, *end;
-    float number;
-    int   choice;
+    char    *field = (char *)a + o->at, *end;
+    float    number;
+    int      choice;
+    uint32_t count;
 
     switch (o->kind) {
     case CHOICE: /* all of these enums are as wide as an int */
@@ -101,6 +103,14 @@ static bool set_option(kvd_attention_params *a, const struct option *o, const ch
         if (end == value || *end || !((double)number >= o->min && (double)number <= o->max))
             return false;
         memcpy(field, &number, sizeof(number));
+        return true;
+    case COUNT:
+        number = strtof(value, &end);
+        if (end == value || *end || !((double)number >= o->min && (double)number <= o->max) ||
+            number != (float)(uint32_t)number)
+            return false;
+        count = (uint32_t)number;
+        memcpy(field, &count, sizeof(count));
         return true;
     case NAME: /* which names there are the engine says */
         memcpy(field, &value, sizeof(value));
@@ -249,7 +259,7 @@ kvd_status eval_configs_widest(const eval_configs *c, const kvd_model *m, kvd_se
                                kvd_attention_params *out, kvd_err *err)
 {
     uint64_t index_bytes = 0;
-    uint32_t window      = 0;
+    uint32_t window = 0, zone = 0;
 
     *out      = c->config[c->dense].attention;
     out->caps = NULL; /* room for the largest of a plan's windows in every lane */
@@ -266,11 +276,18 @@ kvd_status eval_configs_widest(const eval_configs *c, const kvd_model *m, kvd_se
             out->cap          = largest_cap(a);
             window            = plan.window_tokens;
         }
-        if (plan.kv_index_bytes > index_bytes) {
+        if (plan.kv_index_bytes - plan.kv_zone_bytes > index_bytes) {
             out->index  = a->index;
-            index_bytes = plan.kv_index_bytes;
+            index_bytes = plan.kv_index_bytes - plan.kv_zone_bytes;
         }
+        if (a->zone > 0 && zone > 0 && a->zone != zone)
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "configurations with estimation zones of %u and of %u tokens a cell: "
+                            "one run has cells of one size",
+                            zone, a->zone);
+        zone = a->zone > 0 ? a->zone : zone;
     }
+    out->zone = zone;
     return KVD_OK;
 }
 

@@ -157,7 +157,8 @@ static void plan_tiers(const kvd_plan *p)
         { "  raw", p->kv_raw_bytes, p->kv_resident ? "all K and V" : "K and V not sealed yet" },
         { "  windows", p->kv_window_bytes, "recently critical records, first tokens" },
         { "  stage", p->kv_stage_bytes, "a layer brought up for exact attention" },
-        { "  index", p->kv_index_bytes, "what selection scans" },
+        { "  index", p->kv_index_bytes - p->kv_zone_bytes, "what selection scans" },
+        { "  cells", p->kv_zone_bytes, "means that stand for what is not attended" },
         { "  maps", p->kv_map_bytes, "where chunks lie, scores, lists of a step" },
     };
 
@@ -206,10 +207,11 @@ int cli_plan(const kvd_opts *o)
         printf(",\"kv_resident\":%s,\"window_tokens\":%u,\"kv_device_bytes\":%" PRIu64
                ",\"kv_host_bytes\":%" PRIu64 ",\"kv_raw_bytes\":%" PRIu64
                ",\"kv_window_bytes\":%" PRIu64 ",\"kv_stage_bytes\":%" PRIu64
-               ",\"kv_index_bytes\":%" PRIu64 ",\"kv_map_bytes\":%" PRIu64 "}\n",
+               ",\"kv_index_bytes\":%" PRIu64 ",\"kv_zone_bytes\":%" PRIu64
+               ",\"kv_map_bytes\":%" PRIu64 "}\n",
                p.kv_resident ? "true" : "false", p.window_tokens, p.kv_device_bytes,
                p.kv_host_bytes, p.kv_raw_bytes, p.kv_window_bytes, p.kv_stage_bytes,
-               p.kv_index_bytes, p.kv_map_bytes);
+               p.kv_index_bytes, p.kv_zone_bytes, p.kv_map_bytes);
         return p.total_bytes > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
     }
     printf("context %s tokens, batches of %u\n\n", cli_grouped(p.n_ctx, n), p.n_batch);

@@ -78,6 +78,10 @@ const kvd_opt cli_options[] = {
     { "index", "", KVD_OPT_TEXT, "KIND", "mean-int4+radius", NOLIM, EVAL,
       "what is kept of a chunk to select by: mean, mean-std, box, cluster, quant-k, cascade; "
       "-bf16, -int8, -int4, -int2 and +radius behind (quant-k with --kv-record values)" },
+    { "zone", "", KVD_OPT_INT, "N", "0", 0, 256, EVAL,
+      "sparse attention: what is not attended to counts by the mean K and V of every N tokens "
+      "(a multiple of --chunk that divides 256; 16 costs a sixteenth of the cache's bytes on the "
+      "device); 0: not at all" },
     { "group-rule", "", KVD_OPT_CHOICE, "mean|max|mean-chunks|logits", "mean", NOLIM, EVAL,
       "how the query heads of a KV head share a selection" },
     { "select-top-p", "", KVD_OPT_NUM, "F", "0", 0, 0.999999, EVAL,

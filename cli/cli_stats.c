@@ -63,6 +63,10 @@ static void print_sparse(const kvd_session *s, const kvd_stats *st, FILE *f)
         return;
     fprintf(f, "%-22s %14s of %s tokens, estimated mass %.3f\n", "attended sparsely",
             cli_grouped(st->n_sparse, a), cli_grouped(st->n_decode, b), st->mass);
+    if (st->zone_ns > 0)
+        fprintf(f, "%-22s %14.1f %% of attention's weight, %.2f ms of attend, per step\n",
+                "estimated by cells", 100.0 * st->zone_share,
+                (double)st->zone_ns * 1e-6 / (double)st->n_sparse);
     fprintf(f, "%-22s %14s chunks, %.1f %% of them hits, %.1f %% waited for\n", "selected",
             cli_grouped(st->n_selected, a), share(st->n_hit, st->n_selected),
             share(st->n_urgent, st->n_selected));
@@ -109,6 +113,8 @@ void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_sec
     fprintf(f, "%-22s %14.1f\n", "KV cache, device", cli_mib(plan->kv_device_bytes));
     if (plan->kv_index_bytes)
         fprintf(f, "%-22s %14.1f\n", "  of it index", cli_mib(plan->kv_index_bytes));
+    if (plan->kv_zone_bytes)
+        fprintf(f, "%-22s %14.1f\n", "    of it cells", cli_mib(plan->kv_zone_bytes));
     if (plan->kv_host_bytes)
         fprintf(f, "%-22s %14.1f\n", "KV cache, host", cli_mib(plan->kv_host_bytes));
     fprintf(f, "%-22s %14.1f\n", "scratch", cli_mib(plan->scratch_bytes));
@@ -153,6 +159,7 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, fetch_ns);
     PUT(o, st, attend_ns);
     PUT(o, st, seal_ns);
+    PUT(o, st, zone_ns);
     PUT(o, st, n_disk);
     PUT(o, st, n_disk_urgent);
     PUT(o, st, n_disk_stall);
@@ -166,6 +173,7 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, disk_tail_bytes);
     PUT(o, st, n_disk_refused);
     json_object_set_new(o, "mass", json_real(st->mass));
+    json_object_set_new(o, "zone_share", json_real(st->zone_share));
     json_object_set_new(o, "hit_rate", json_real(ratio(st->n_hit, st->n_selected)));
     return o;
 }
@@ -190,13 +198,14 @@ static json_t *layers_json(const kvd_session *s)
 
 static json_t *memory_json(const kvd_plan *p)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:b}",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, "
+                     "s:b}",
                      PLANNED(weight_bytes), PLANNED(kv_bytes), PLANNED(scratch_bytes),
                      PLANNED(host_bytes), PLANNED(total_bytes), PLANNED(kv_device_bytes),
                      PLANNED(kv_host_bytes), PLANNED(kv_raw_bytes), PLANNED(kv_window_bytes),
                      PLANNED(kv_stage_bytes), PLANNED(kv_index_bytes), PLANNED(kv_map_bytes),
-                     PLANNED(window_tokens), "kv_spills", p->kv_spills, "kv_resident",
-                     p->kv_resident);
+                     PLANNED(kv_zone_bytes), PLANNED(window_tokens), "kv_spills", p->kv_spills,
+                     "kv_resident", p->kv_resident);
 }
 
 json_t *cli_stats_json(const kvd_session *s, const kvd_plan *plan)

@@ -276,6 +276,10 @@ typedef struct kvd_attention_params {
      * NULL: cap for all.  Read during the call */
     const float *caps;
     uint32_t     n_caps; /* layers times KV heads */
+    /* Tokens of a cell of the estimation zone: what a sparse step does not attend to counts by the
+     * mean K and V of each cell.  A multiple of chunk_tokens that divides 256; 0: none.  Cells are
+     * made as the session was opened for; later it may be that, or 0 */
+    uint32_t zone;
 } kvd_attention_params;
 #define KVD_ATTENTION_PARAMS_INIT                   \
     {                                               \
@@ -337,11 +341,12 @@ typedef struct kvd_plan {
     uint64_t kv_raw_bytes;    /* device: K and V that are not sealed; all where resident */
     uint64_t kv_window_bytes; /* device: windows and first tokens */
     uint64_t kv_stage_bytes;  /* device: a layer brought up for exact attention */
-    uint64_t kv_index_bytes;  /* device: what selection scans */
+    uint64_t kv_index_bytes;  /* device: what selection scans, and cells */
     uint64_t kv_map_bytes;    /* device: where chunks lie, averages, lists of a step */
     uint32_t window_tokens;   /* of a layer and KV head; 0: no sparse attention */
     bool     kv_spills; /* the host tier is smaller than what its tokens take: disk has the rest */
-    bool     kv_resident; /* everything fits the device: a lower tier would add nothing */
+    bool     kv_resident;   /* everything fits the device: a lower tier would add nothing */
+    uint64_t kv_zone_bytes; /* of kv_index_bytes: the estimation zone */
 } kvd_plan;
 /* What kvd_session_open() would take, without allocating it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,
@@ -420,10 +425,13 @@ typedef struct kvd_stats {
     uint64_t n_disk, n_disk_urgent, disk_wait_ns;
     uint64_t n_disk_read, disk_read_bytes, disk_useful_bytes;
     uint64_t disk_put_bytes, disk_aux_bytes, n_disk_refused;
-    double   mass; /* mean share of the softmax that was attended, as the index estimates it */
+    double   mass; /* mean share of the softmax that was attended, as the index estimates it; what
+                      the estimation zone stands for is not attended */
     uint64_t disk_tail_bytes; /* of disk_aux_bytes: tails, what is not sealed yet */
     uint64_t n_disk_stall; /* batches of reads that a step found not yet done when it needed them */
     uint64_t n_disk_late; /* of n_selected, with disk_lag: still on the way, neither hit nor miss */
+    double   zone_share;  /* mean share of the softmax, as it was used, that the zone's cells had */
+    uint64_t zone_ns;     /* of attend_ns */
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 /* Waits until all that was stored in cache_dir is on the disk and can be found (at most about 10

@@ -409,6 +409,8 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.disk_tail_bytes    = c.disk_tail_bytes;
     st.n_disk_stall       = c.n_disk_stall;
     st.n_disk_late        = c.n_disk_late;
+    st.zone_share         = c.n_mass ? c.zone / (double)c.n_mass : 0.0;
+    st.zone_ns            = c.zone_ns;
     give_struct(out, &st, sizeof(st));
 }
 

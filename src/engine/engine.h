@@ -106,6 +106,7 @@ struct kvd_session {
     engine_attention   attention;
     float         *caps;   /* [n_layer][n_kv_head] where attention.params.caps points, if it does */
     bool           sparse; /* whether sequences can be sparse at all */
+    uint32_t       zone;   /* tokens of a cell in the store; 0: no cells are made */
     bool           cached; /* there is a prefix cache */
     kv_store      *kv;
     engine_buffers buf;

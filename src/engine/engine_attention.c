@@ -108,7 +108,7 @@ static kvd_status parse_rule(const char *name, kvd_gqa_rule *out, kvd_err *err)
 
 /* ---- completing --------------------------------------------------------------------- */
 
-static kvd_status check_numbers(const kvd_attention_params *p, kvd_err *err)
+static kvd_status check_numbers(const kvd_attention_params *p, uint32_t chunk_tokens, kvd_err *err)
 {
     if (p->mode < KVD_ATTENTION_AUTO || p->mode > KVD_ATTENTION_SPARSE ||
         p->fetch < KVD_FETCH_DEFERRED || p->fetch > KVD_FETCH_STRICT ||
@@ -127,6 +127,12 @@ static kvd_status check_numbers(const kvd_attention_params *p, kvd_err *err)
     if (!(p->min_mass <= 1.0f))
         return kvd_fail(err, KVD_E_INVAL, 0, "min_mass is %g: expected at most 1",
                         (double)p->min_mass);
+    if (p->zone > KV_BLOCK_TOKENS ||
+        (p->zone > 0 && (p->zone % chunk_tokens != 0 || KV_BLOCK_TOKENS % p->zone != 0)))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "cells of %u tokens in the estimation zone (--zone): expected 0, or a "
+                        "multiple of the chunk's %u that divides %u",
+                        p->zone, chunk_tokens, KV_BLOCK_TOKENS);
     if (!(p->top_p >= 0.0f && p->top_p < 1.0f))
         return kvd_fail(err, KVD_E_INVAL, 0, "top_p of the selection is %g: expected 0 to below 1",
                         (double)p->top_p);
@@ -208,7 +214,7 @@ kvd_status engine_attention_complete(const kvd_attention_params *in, const kvd_s
     if (p->ema_alpha == 0.0f)
         p->ema_alpha = ALPHA_DEFAULT;
     KVD_TRY(complete_caps(p, hp, err));
-    KVD_TRY(check_numbers(p, err));
+    KVD_TRY(check_numbers(p, sp->chunk_tokens, err));
     KVD_TRY(complete_index(p->index, sp, hp->head_dim, &out->index, err));
     KVD_TRY(parse_rule(p->group_rule ? p->group_rule : "mean", &rule, err));
     p->index = p->group_rule = NULL; /* borrowed for this call only */
@@ -218,6 +224,7 @@ kvd_status engine_attention_complete(const kvd_attention_params *in, const kvd_s
                                             .top_p    = p->top_p,
                                             .strict   = p->fetch == KVD_FETCH_STRICT,
                                             .selected = p->attend == KVD_ATTEND_SELECTED,
+                                            .zone     = p->zone > 0,
                                             .caps     = p->caps };
     if (p->evict == KVD_EVICT_BY_LOOKAHEAD)
         out->policy.alpha = 1.0f; /* the average is this step's score */
@@ -296,12 +303,13 @@ void engine_attention_apply(kvd_session *s)
     const kvd_attention_params *p    = &s->attention.params;
     const uint64_t              caps = p->caps ? hash_caps(p) : 0;
     const struct {
-        uint8_t  choice[8]; /* mode, fetch, attend, evict, rule, late disk reads */
+        uint8_t choice[8]; /* mode, fetch, attend, evict, rule, late disk reads, cells of a block */
         uint32_t dense_below, budget, n_sink, n_local;
         float    share, cap, alpha, top_p, min_mass;
         uint32_t caps[2]; /* left out where there are none */
     } options = { { (uint8_t)p->mode, (uint8_t)p->fetch, (uint8_t)p->attend, (uint8_t)p->evict,
-                    (uint8_t)s->attention.policy.rule, (uint8_t)(s->params.disk_lag - 1) },
+                    (uint8_t)s->attention.policy.rule, (uint8_t)(s->params.disk_lag - 1),
+                    p->zone ? (uint8_t)(KV_BLOCK_TOKENS / p->zone) : 0 },
                   p->dense_below,
                   p->budget,
                   s->params.n_sink,
@@ -377,6 +385,11 @@ kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_para
     KVD_TRY(engine_attention_complete(p, sp, model_get_hparams(s->model->net), &a, err));
     if (engine_attention_sparse(&a, sp->n_ctx)) {
         KVD_TRY(check_windows(s, &a, err));
+        if (p->zone != 0 && p->zone != s->zone)
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "an estimation zone of cells of %u tokens: the session was opened for "
+                            "%u (0: none)",
+                            p->zone, s->zone);
         KVD_TRY(kv_set_index(s->kv, s->model->stream, &a.index, err));
     }
     engine_attention_keep(s, &a);

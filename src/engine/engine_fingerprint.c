@@ -81,8 +81,10 @@ kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t ou
     unsigned       size = 0;
     bool           ok   = md && EVP_DigestInit_ex(md, EVP_sha256(), NULL) == 1;
 
-    ok = ok && add_model(md, m) && add(md, n, sizeof(n)) &&
-         EVP_DigestFinal_ex(md, out, &size) == 1 && size == 32;
+    ok = ok && add_model(md, m) && add(md, n, sizeof(n));
+    if (p->zone_tokens > 0) /* without, directories are those of before there were zones */
+        ok = ok && add(md, &p->zone_tokens, sizeof(p->zone_tokens));
+    ok = ok && EVP_DigestFinal_ex(md, out, &size) == 1 && size == 32;
     EVP_MD_CTX_free(md);
     return ok ? KVD_OK : kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the model's fingerprint");
 }

@@ -134,6 +134,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .host_bytes   = p->kv_host,
         .sparse       = index,
         .index        = sh->attention.index,
+        .zone_tokens  = index ? sh->attention.params.zone : 0,
         .window_tokens =
             sparse ? engine_attention_largest(&sh->attention, p->n_ctx, p->chunk_tokens) : 0,
         .cache_dir        = p->cache_dir,
@@ -213,6 +214,7 @@ static void plan_tiers(const kv_sizes *kv, const session_shape *sh, kvd_plan *ou
     out->kv_window_bytes    = kv->bytes[KV_BUF_WINDOW];
     out->kv_stage_bytes     = kv->bytes[KV_BUF_STAGE];
     out->kv_index_bytes     = kv->bytes[KV_BUF_INDEX];
+    out->kv_zone_bytes      = kv->zone_bytes;
     out->kv_map_bytes       = kv->bytes[KV_BUF_MAP];
     out->kv_resident        = kv->resident;
     out->kv_spills          = kv->spills;
@@ -331,6 +333,7 @@ static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh,
     s->model  = m;
     s->params = *p;
     s->sparse = sh->kv.window_tokens > 0;
+    s->zone   = sh->kv.zone_tokens;
     s->cached = p->cache_dir != NULL;
     st        = open_parts(s, sh, &plan, err);
     if (st != KVD_OK) {

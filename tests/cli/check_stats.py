@@ -31,6 +31,8 @@ def main():
     assert all(0 <= r <= 1 for x in layers for r in x["heads"]) and len(layers[0]["heads"]) > 1
     assert memory["kv_device_bytes"] == sum(memory[f"kv_{x}_bytes"] for x in (
         "raw", "window", "stage", "index", "map")) and memory["kv_index_bytes"] > 0
+    assert 0 < counts["zone_share"] < 1 and 0 < counts["zone_ns"] < counts["attend_ns"]
+    assert 0 < memory["kv_zone_bytes"] < memory["kv_index_bytes"]
     assert counts["disk_aux_bytes"] > counts["disk_tail_bytes"] > 0 < counts["disk_put_bytes"]
 
 

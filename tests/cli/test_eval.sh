@@ -78,13 +78,14 @@ n=$((n + 1))
 "$kvd" eval ruler "${model[@]}" --raw --length 2048 --samples 1 --tasks niah_single_1 --kl --json \
     --attention sparse --with "all: budget=4096; few: budget=64, cap=1, fetch=strict;
     box: budget=32, index=box-bf16, evict=lru, attend=selected, group-rule=max; q: budget=6.25%,
-    index=quant-k-int4, cap=4, select-top-p=0.9, ema-alpha=0.3" -o "$tmp/rows.csv" \
+    index=quant-k-int4, cap=4, select-top-p=0.9, ema-alpha=0.3; cells: budget=64,
+    cap=1, fetch=strict, zone=8" -o "$tmp/rows.csv" \
     >"$tmp/out.json" || fail "sparse configurations"
 python3 - "$tmp" <<'PY' || fail "sparse rows"
 import csv, json, sys
 rows = list(csv.DictReader(open(sys.argv[1] + "/rows.csv", encoding="utf-8", newline="")))
 out = {c["name"]: c for c in json.load(open(sys.argv[1] + "/out.json", encoding="utf-8"))}
-assert list(out) == ["dense", "all", "few", "box", "q"], list(out)
+assert list(out) == ["dense", "all", "few", "box", "q", "cells"], list(out)
 dense = rows[0]
 assert dense["selected"] == "0" and dense["mass"] == dense["kl"] == "", dense
 for r in rows[1:]:
@@ -93,6 +94,7 @@ for r in rows[1:]:
     assert int(r["missed"]) >= int(r["urgent"])
 assert out["all"]["kl"] < 1e-3 and out["all"]["mass"] > 0.999, out["all"]
 assert out["few"]["kl"] > out["all"]["kl"] and out["few"]["mass"] < 1, out["few"]
+assert out["cells"]["kl"] < out["few"]["kl"], out["cells"] # of one prefix, made once
 assert out["few"]["urgent_share"] == out["few"]["miss_share"] > 0, out["few"] # strict waits for all
 PY
 expect "every kind of index" 0 'cap4 6 .*\+0.0' ruler "${model[@]}" --raw --length 700 \
@@ -118,6 +120,11 @@ expect "longer than the model" 2 '12800' ruler "${model[@]}" --raw --length 2000
 expect "unknown option" 2 "'colour'; there are attention, budget" ruler "${model[@]}" --raw \
     --with "a: colour=red"
 expect "unknown value" 2 'attention' ruler "${model[@]}" --raw --with "a: attention=red"
+expect "half a token" 2 "zone is '5.5', expected 0" ruler "${model[@]}" --raw --with "a: zone=5.5"
+expect "cells that no chunks fill" 2 'cells of 6 tokens' ruler "${model[@]}" --raw --length 700 \
+    --tasks vt --attention sparse --with "a: zone=6"
+expect "cells of two sizes" 2 'zones of 8 and of 16 tokens' ruler "${model[@]}" --raw --length 700 \
+    --tasks fwe --attention sparse --with "a: zone=8; b: zone=0; c: zone=16"
 expect "no value" 2 'attention' ruler "${model[@]}" --raw --with "a: attention"
 expect "no name" 2 'expected name: key=value' ruler "${model[@]}" --raw --with "attention=dense"
 expect "one name twice" 2 "two configurations are named 'a'" ruler "${model[@]}" --raw \

@@ -29,6 +29,7 @@ print(json.load(sys.stdin)["kv_device_bytes"] - 1)')
 tiers=(--kv-device "$device" --kv-host 60000 --cache-dir "$tmp/cache" --kv-disk-free 0)
 check "$sparse,batch,stage,store tail,I/O wait,disk read" "${tiers[@]}"
 check "${sparse/,prefill/},restore,I/O wait,disk read" "${tiers[@]}"
+check "${sparse/attend,/attend,zone,}" --zone 16
 check "decode step,prefill,layer,qkv,attention,ffn,logits" --attention dense
 "$kvd" bench -m tests/data/tiny/qwen2.gguf -p 16 -n 4 -r 2 --trace "$tmp/bench.json" >/dev/null
 python3 tests/cli/check_trace.py "$tmp/bench.json" "decode step" layer ffn
@@ -40,9 +41,26 @@ grep -q "none/trace.json" "$tmp/err"
 
 # The counts of a run, as JSON and for people.
 "$kvd" run "${model[@]}" --raw -f "$tmp/text" -n 300 --temp 0 --ignore-eos --json --stats \
-    --cache-dir "$tmp/other" --kv-disk-free 0 2>"$tmp/err" |
+    --zone 16 --cache-dir "$tmp/other" --kv-disk-free 0 2>"$tmp/err" |
     python3 tests/cli/check_stats.py include/kvdrive.h
 for pattern in 'hits per layer, % +[0-9.]+, [0-9.]+$' 'stored on disk .* index, .* tails' \
-    'of it index'; do
+    'of it index' 'estimated by cells +[0-9.]+ % of' 'of it cells'; do
     grep -qE "$pattern" "$tmp/err"
+done
+
+# The zone of 3,072 tokens: 192 cells of a K and a V row for each lane, in bf16.
+plan() { "$kvd" plan "${model[@]}" --json "$@"; }
+{ plan; plan --zone 16; plan --zone 4; } | python3 -c 'import json, sys
+none, some, more = (json.loads(line) for line in sys.stdin)
+assert none["kv_zone_bytes"] == 0
+assert some["kv_zone_bytes"] * 16 == more["kv_zone_bytes"] * 4 == none["kv_raw_bytes"]
+assert some["kv_index_bytes"] == none["kv_index_bytes"] + some["kv_zone_bytes"]'
+plan --zone 16 | python3 -m json.tool >/dev/null
+"$kvd" plan "${model[@]}" --zone 16 | grep -q '^  cells '
+for zone in 6 2 24 512; do
+    if "$kvd" plan "${model[@]}" --zone "$zone" >/dev/null 2>"$tmp/err"; then
+        echo "FAILED: --zone $zone was taken" >&2
+        exit 1
+    fi
+    grep -q zone "$tmp/err"
 done

@@ -40,6 +40,7 @@ static kvd_cache_order cache_order;
 static uint32_t        n_ctx = N_CTX;
 static kvd_kv_record   record;
 static uint32_t        disk_lag;
+static uint32_t        zone;
 static uint64_t        kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
 
 static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device)
@@ -51,6 +52,7 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     a.mode        = mode;
     a.budget      = 96;
     a.min_mass    = -1.0f;
+    a.zone        = zone;
     p.n_ctx       = n_ctx;
     p.cache_order = cache_order;
     p.n_batch     = N_BATCH;
@@ -139,6 +141,7 @@ static uint64_t small_device(kvd_model *m)
     a.mode      = KVD_ATTENTION_SPARSE;
     a.budget    = 96;
     a.min_mass  = -1.0f;
+    a.zone      = zone;
     p.n_ctx     = n_ctx;
     p.n_batch   = N_BATCH;
     p.attention = &a;
@@ -151,6 +154,7 @@ static int make_dir(void **state)
     (void)state;
     kv_host     = 0;
     disk_lag    = 0;
+    zone        = 0;
     resume_mode = KVD_RESUME_EXACT;
     record      = KVD_KV_RECORD_SAME;
     cache_order = KVD_CACHE_ORDER_TOKEN;
@@ -192,6 +196,13 @@ static void check_hits(const char *name, kvd_attention mode)
 static void test_hits_sparse(void **state)
 {
     (void)state;
+    check_hits("llama", KVD_ATTENTION_SPARSE);
+}
+
+static void test_hits_zone(void **state)
+{
+    (void)state;
+    zone = 16;
     check_hits("llama", KVD_ATTENTION_SPARSE);
 }
 
@@ -396,6 +407,68 @@ static void test_foreign_blocks_are_misses(void **state)
     kvd_model_close(b);
 }
 
+/* Cells are stored with the index: blocks without them, or with others, are not found. */
+static void test_zones_are_told_apart(void **state)
+{
+    static const uint32_t size[] = { 16, 0, 8 };
+    kvd_model            *m      = open_model("llama");
+    uint64_t              cold[3], known;
+
+    (void)state;
+    for (uint32_t i = 0; i < 3; i++) {
+        zone    = size[i];
+        cold[i] = run(m, KVD_ATTENTION_SPARSE, false, 0, N_PROMPT, N_PROMPT, NULL);
+        assert_true(run(m, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known) == cold[i]);
+        assert_int_equal(known, 0);
+        for (uint32_t k = 0; k < i; k++)
+            assert_true(cold[k] != cold[i]);
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        zone = size[i];
+        assert_true(run(m, KVD_ATTENTION_SPARSE, true, small_device(m), N_PROMPT, N_PROMPT,
+                        &known) == cold[i]);
+        assert_int_equal(known, N_PROMPT - 1);
+    }
+    kvd_model_close(m);
+}
+
+/* One session's answers with cells and without have provenances of their own: a prompt with the
+ * answer is found up to the answer by the other. */
+static void test_zone_is_provenance(void **state)
+{
+    kvd_model           *m = open_model("llama");
+    kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
+    int32_t             *t = malloc(N_CTX * sizeof(*t));
+    kvd_session         *s;
+    kvd_stats            c = { .struct_size = sizeof(c) };
+
+    (void)state;
+    zone = 16;
+    s    = open_session(m, KVD_ATTENTION_SPARSE, true, 0);
+    prefill(s, N_PROMPT, N_PROMPT, 0);
+    generate(s, 700, t + N_PROMPT);
+    kvd_session_close(s);
+    for (uint32_t i = 0; i < N_PROMPT; i++)
+        t[i] = token_at(0, i);
+    a.mode     = KVD_ATTENTION_SPARSE;
+    a.budget   = 96;
+    a.min_mass = -1.0f;
+    for (uint32_t i = 0; i < 2; i++) {
+        a.zone = i ? 16 : 0;
+        s      = open_session(m, KVD_ATTENTION_SPARSE, true, 0);
+        assert_int_equal(kvd_session_set_attention(s, &a, &err), KVD_OK);
+        assert_int_equal(kvd_prefill(s, 0, t, N_PROMPT + 700, NULL, NULL, &err), KVD_OK);
+        kvd_session_get_stats(s, &c);
+        if (a.zone)
+            assert_int_equal(c.n_cached, N_PROMPT + 699);
+        else
+            assert_in_range(c.n_cached, N_PROMPT - 256, N_PROMPT);
+        kvd_session_close(s);
+    }
+    free(t);
+    kvd_model_close(m);
+}
+
 static void test_one_process_per_directory(void **state)
 {
     kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
@@ -416,14 +489,13 @@ static void test_one_process_per_directory(void **state)
 
 /* The host tier holds a part of the records, or none: the rest is read from disk, the text is the
  * same. */
-static void test_disk_tier(void **state)
+static void check_disk_tier(void)
 {
     static const uint64_t host[] = { 200000, 60000, 1 };
     kvd_model            *m      = open_model("llama");
     const uint64_t        small  = small_device(m);
     uint64_t              cold[2], known;
 
-    (void)state;
     cold[0] = run(m, KVD_ATTENTION_SPARSE, false, 0, N_PROMPT, N_PROMPT, NULL);
     cold[1] = run(m, KVD_ATTENTION_DENSE, false, 0, N_PROMPT, N_PROMPT, NULL);
     for (size_t i = 0; i < KVD_COUNTOF(host); i++) {
@@ -438,6 +510,14 @@ static void test_disk_tier(void **state)
                     cold[1]);
     }
     kvd_model_close(m);
+}
+
+static void test_disk_tier(void **state)
+{
+    (void)state;
+    check_disk_tier();
+    zone = 8;
+    check_disk_tier();
 }
 
 /* The same with packed records, whose text is not that of others but the same everywhere. */
@@ -566,6 +646,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_hits_sparse, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_hits_dense, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_hits_zone, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_zones_are_told_apart, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_zone_is_provenance, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_growing_conversation, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_plans_are_told_apart, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_lags_are_told_apart, make_dir, remove_dir),

@@ -280,6 +280,93 @@ static void test_values(void **state)
     kvd_model_close(m);
 }
 
+/* Cells stand for what is not attended: the same text wherever the cache lies. */
+static void test_same_text_zone(void **state)
+{
+    static const uint32_t zone[] = { 4, 16, 256 };
+    kvd_model            *m = open_model("qwen3", "cpu"), *ref = open_model("llama", "ref");
+
+    (void)state;
+    for (uint32_t i = 0; i < KVD_COUNTOF(zone); i++) {
+        kvd_attention_params a = sparse(64, 2.0f);
+
+        a.zone   = zone[i];
+        a.fetch  = i == 2 ? KVD_FETCH_STRICT : KVD_FETCH_DEFERRED;
+        a.attend = i == 1 ? KVD_ATTEND_SELECTED : KVD_ATTEND_WINDOW;
+        record   = i == 0 ? KVD_KV_RECORD_INT8 : KVD_KV_RECORD_SAME;
+        same_text(m, &a);
+        record = KVD_KV_RECORD_SAME;
+        if (i == 1)
+            same_text(ref, &a);
+    }
+    kvd_model_close(m);
+    kvd_model_close(ref);
+}
+
+/* Sum of squared differences of the logits of n steps from r's. */
+static double steps_apart(kvd_session *s, kvd_session *r, uint32_t n)
+{
+    double sum = 0.0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        const int32_t token = token_at(3, i);
+
+        step(s, &token, 1);
+        step(r, &token, 1);
+        for (uint32_t k = 0; k < N_VOCAB; k++) {
+            const double d = (double)kvd_logits(s, 0)[k] - (double)kvd_logits(r, 0)[k];
+
+            sum += d * d;
+        }
+    }
+    assert_int_equal(kvd_seq_truncate(s, 0, N_PROMPT, &err), KVD_OK);
+    assert_int_equal(kvd_seq_truncate(r, 0, N_PROMPT, &err), KVD_OK);
+    return sum;
+}
+
+/* Cells bring a small budget nearer to exact attention, the nearer the smaller they are; they are
+ * turned off and on while a session is open, in the size it was opened for. */
+static void test_zone_estimates(void **state)
+{
+    kvd_attention_params a = sparse(32, 1.0f), d = KVD_ATTENTION_PARAMS_INIT;
+    kvd_model           *m    = open_model("llama", "cpu");
+    double               last = 0.0;
+    kvd_session         *s, *r;
+
+    (void)state;
+    d.mode = KVD_ATTENTION_DENSE;
+    r      = open_session(m, &d, 1, false);
+    prefill(r, 0, N_PROMPT, 0);
+    for (uint32_t zone = 4; zone <= 64; zone *= 4) {
+        kvd_stats c = { .struct_size = sizeof(c) };
+        double    with, without;
+
+        a.zone = zone;
+        s      = open_session(m, &a, 1, true);
+        prefill(s, 0, N_PROMPT, 0);
+        with = steps_apart(s, r, 30);
+        kvd_session_get_stats(s, &c);
+        assert_true(c.zone_share > 0.01 && c.zone_share < 1.0 && c.zone_ns > 0);
+        a.zone = 0;
+        assert_int_equal(kvd_session_set_attention(s, &a, &err), KVD_OK);
+        without = steps_apart(s, r, 30);
+        a.zone  = zone;
+        assert_int_equal(kvd_session_set_attention(s, &a, &err), KVD_OK);
+        assert_true(steps_apart(s, r, 30) == with);
+        if (!(with < without) || !(with > last))
+            fail_msg("cells of %u: %g apart, %g without, %g before", zone, with, without, last);
+        last   = with;
+        a.zone = 2 * zone;
+        assert_int_equal(kvd_session_set_attention(s, &a, &err), KVD_E_INVAL);
+        assert_non_null(strstr(err.msg, "estimation zone"));
+        kvd_session_close(s);
+    }
+    a.zone = 24;
+    assert_int_equal(kvd_session_set_attention(r, &a, &err), KVD_E_INVAL);
+    kvd_session_close(r);
+    kvd_model_close(m);
+}
+
 /* n caps that differ from lane to lane, or do not. */
 static uint32_t fill_caps(const kvd_model *m, float *cap, bool differ)
 {
@@ -434,14 +521,14 @@ static void test_whole_budget_is_dense(void **state)
 }
 
 /* Three sequences in one batch: each as it is alone; one of them short, so dense. */
-static void test_sequences_do_not_mix(void **state)
+static void do_not_mix(kvd_model *m, uint32_t zone)
 {
-    static const uint32_t      len[3] = { N_PROMPT, 150, 900 };
-    const kvd_attention_params a      = sparse(64, 2.0f);
-    kvd_model                 *m      = open_model("qwen3", "ref");
-    kvd_session               *all    = open_session(m, &a, 3, true), *one[3];
+    static const uint32_t len[3] = { N_PROMPT, 150, 900 };
+    kvd_attention_params  a      = sparse(64, 2.0f);
+    kvd_session          *all, *one[3];
 
-    (void)state;
+    a.zone = zone;
+    all    = open_session(m, &a, 3, true);
     for (uint32_t q = 0; q < 3; q++) {
         one[q] = open_session(m, &a, 1, q == 2);
         prefill(all, q, len[q], q);
@@ -464,6 +551,15 @@ static void test_sequences_do_not_mix(void **state)
     for (uint32_t q = 0; q < 3; q++)
         kvd_session_close(one[q]);
     kvd_session_close(all);
+}
+
+static void test_sequences_do_not_mix(void **state)
+{
+    kvd_model *m = open_model("qwen3", "ref");
+
+    (void)state;
+    do_not_mix(m, 0);
+    do_not_mix(m, 8);
     kvd_model_close(m);
 }
 
@@ -567,6 +663,8 @@ int main(void)
         cmocka_unit_test(test_same_text_ref),
         cmocka_unit_test(test_same_text_packed),
         cmocka_unit_test(test_values),
+        cmocka_unit_test(test_same_text_zone),
+        cmocka_unit_test(test_zone_estimates),
         cmocka_unit_test(test_fallback),
         cmocka_unit_test(test_whole_budget_is_dense),
         cmocka_unit_test(test_sequences_do_not_mix),
