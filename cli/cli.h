@@ -63,6 +63,10 @@ kvd_status  cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err);
 /* *a is what p->attention then points to. */
 kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,
                               kvd_err *err);
+/* Place of a word in "a|b|c"; -1: it is none of them. */
+int cli_choice(const char *list, const char *word);
+/* "512", or "6.25%" of the prompt; 0: by default.  False: it is neither. */
+bool cli_parse_budget(const char *text, kvd_attention_params *a);
 /* The kind of index of --index, or the default beside --kv-record. */
 const char *cli_index_name(const kvd_opts *o);
 kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opts *o, kvd_err *err);

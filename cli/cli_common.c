@@ -48,14 +48,24 @@ const char *cli_input_file(const kvd_opts *o, const char *option)
     return o->n_rest == 1 ? o->rest[0] : kvd_opts_text(o, option);
 }
 
-/* Position of a choice in the list its option names; the public enums follow the same order. */
-static int choice(const char *list, const char *name)
+int cli_choice(const char *list, const char *word)
 {
-    const size_t len = strlen(name);
+    const size_t len = strlen(word);
     int          i   = 0;
 
-    for (const char *s = list; strncmp(s, name, len) != 0 || (s[len] && s[len] != '|'); i++)
-        s = strchr(s, '|') + 1; /* the options table has checked that it is there */
+    for (const char *s = list; s; s = strchr(s, '|') ? strchr(s, '|') + 1 : NULL, i++) {
+        if (len > 0 && strncmp(s, word, len) == 0 && (s[len] == 0 || s[len] == '|'))
+            return i;
+    }
+    return -1;
+}
+
+/* Of an option whose table has checked it; the public enums follow the same order. */
+static int choice(const char *list, const char *word)
+{
+    const int i = cli_choice(list, word);
+
+    kvd_assert(i >= 0);
     return i;
 }
 
@@ -95,20 +105,18 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
     return st;
 }
 
-/* "512", or "6.25%" of the prompt. */
-static kvd_status parse_budget(const char *text, kvd_attention_params *a, kvd_err *err)
+bool cli_parse_budget(const char *text, kvd_attention_params *a)
 {
     char        *end;
-    const double v = strtod(text, &end);
+    const double v       = strtod(text, &end);
+    const bool   percent = strcmp(end, "%") == 0;
 
-    if (end != text && strcmp(end, "%") == 0 && v > 0.0 && v <= 100.0)
-        a->budget_share = (float)(v / 100.0);
-    else if (end != text && !*end && v >= 0.0 && v <= 1e9 && v == (double)(uint32_t)v)
-        a->budget = (uint32_t)v;
-    else
-        return kvd_fail(err, KVD_E_INVAL, 0,
-                        "--budget %s: expected tokens, or percent such as 6.25%%", text);
-    return KVD_OK;
+    if (end == text || (*end && !percent) || !(v >= 0.0 && v <= (percent ? 100.0 : 1e9)) ||
+        (percent ? !(v > 0.0) : v != (double)(uint32_t)v))
+        return false;
+    a->budget       = percent ? 0 : (uint32_t)v;
+    a->budget_share = percent ? (float)(v / 100.0) : 0.0f;
+    return true;
 }
 
 static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, kvd_err *err)
@@ -126,7 +134,11 @@ static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, k
     a->index       = cli_index_name(o);
     a->zone        = (uint32_t)kvd_opts_int(o, "zone");
     a->group_rule  = kvd_opts_text(o, "group-rule");
-    return parse_budget(kvd_opts_text(o, "budget"), a, err);
+    if (!cli_parse_budget(kvd_opts_text(o, "budget"), a))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "--budget %s: expected tokens, or percent such as 6.25%%",
+                        kvd_opts_text(o, "budget"));
+    return KVD_OK;
 }
 
 kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,

@@ -58,33 +58,6 @@ static char *cut(char *s, char mark)
     return at;
 }
 
-/* Place of a word in "a|b|c", -1 if it is none of them. */
-static int place(const char *list, const char *word)
-{
-    const size_t n = strlen(word);
-    int          i = 0;
-
-    for (const char *s = list; s; s = strchr(s, '|') ? strchr(s, '|') + 1 : NULL, i++) {
-        if (n > 0 && strncmp(s, word, n) == 0 && (s[n] == 0 || s[n] == '|'))
-            return i;
-    }
-    return -1;
-}
-
-static bool set_budget(kvd_attention_params *a, const char *text)
-{
-    char        *end;
-    const double v       = strtod(text, &end);
-    const bool   percent = strcmp(end, "%") == 0;
-
-    if (end == text || !(v > 0.0 && v <= (percent ? 100.0 : 1e9)) || (*end && !percent) ||
-        (!percent && v != (double)(uint32_t)v))
-        return false;
-    a->budget       = percent ? 0 : (uint32_t)v;
-    a->budget_share = percent ? (float)(v / 100.0) : 0.0f;
-    return true;
-}
-
 static bool set_option(kvd_attention_params *a, const struct option *o, const char *value)
 {
     char    *field = (char *)a + o->at, *end;
@@ -94,7 +67,7 @@ static bool set_option(kvd_attention_params *a, const struct option *o, const ch
 
     switch (o->kind) {
     case CHOICE: /* all of these enums are as wide as an int */
-        choice = place(o->values, value);
+        choice = cli_choice(o->values, value);
         if (choice >= 0)
             memcpy(field, &choice, sizeof(choice));
         return choice >= 0;
@@ -116,7 +89,7 @@ static bool set_option(kvd_attention_params *a, const struct option *o, const ch
         memcpy(field, &value, sizeof(value));
         return *value != 0;
     case BUDGET:
-        return set_budget(a, value);
+        return cli_parse_budget(value, a) && (a->budget > 0 || a->budget_share > 0.0f);
     }
     return false;
 }

@@ -132,6 +132,18 @@ static inline uint64_t kv_n_lane(const kv_params *p)
     return (uint64_t)p->n_seq * p->n_layer * p->n_kv_head;
 }
 
+static inline uint32_t kv_blocks_for(uint64_t n_token)
+{
+    return (uint32_t)kvd_div_up(n_token, KV_BLOCK_TOKENS);
+}
+
+/* kv_store.c.  Whether the sequence may grow by n_new tokens, by context and blocks held; how many
+ * blocks it has then. */
+kvd_status kv_check_growth(const kv_store *s, uint32_t seq, uint32_t n_new, uint32_t *need,
+                           kvd_err *err);
+/* Of failures to seal, when there are no free blocks. */
+kvd_status kv_refuse_unsealed(uint32_t seq, kvd_err *err);
+
 /* Tokens sealed at this length. */
 static inline uint32_t kv_sealed_at(const kv_params *p, uint32_t len)
 {

@@ -7,42 +7,24 @@
  * blocks. Until the end nothing of the sequence has changed but reservations: blocks that become
  * sealed already have index blocks and host records, and keep their raw block if they have one.
  * Thread: the session's. */
-#include <inttypes.h>
-
 #include "kv/kv_cache.h"
-
-static uint32_t blocks_for(uint64_t n_token)
-{
-    return (uint32_t)kvd_div_up(n_token, KV_BLOCK_TOKENS);
-}
 
 kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err)
 {
-    kv_seq        *q    = &s->seq[seq];
-    kv_prompt     *p    = &s->prompt;
-    const uint32_t need = blocks_for((uint64_t)q->len + n_new);
+    kv_seq    *q = &s->seq[seq];
+    kv_prompt *p = &s->prompt;
+    uint32_t   need;
 
     kvd_assert(!s->sizes.resident && p->n_new == 0 && n_new > 0);
     kv_tier_settle(s);
-    if (n_new > s->params.n_ctx - q->len)
-        return kvd_fail(err, KVD_E_FULL, 0,
-                        "sequence %u holds %u tokens and cannot take %u more: its context is %u "
-                        "tokens (-c)",
-                        seq, q->len, n_new, s->params.n_ctx);
-    if (need - q->n_block > s->sizes.n_block - s->n_held)
-        return kvd_fail(err, KVD_E_FULL, 0,
-                        "KV cache is full: sequence %u needs %u more blocks of %u tokens, %" PRIu64
-                        " of %" PRIu64 " are free",
-                        seq, need - q->n_block, KV_BLOCK_TOKENS, s->sizes.n_block - s->n_held,
-                        s->sizes.n_block);
+    KVD_TRY(kv_check_growth(s, seq, n_new, &need, err));
     *p = (kv_prompt){ .seq   = seq,
                       .n_new = n_new,
                       .first = q->n_sealed / KV_BLOCK_TOKENS,
                       .end   = kv_sealed_at(&s->params, q->len + n_new) / KV_BLOCK_TOKENS };
     if (need > q->n_block && need - (p->end > q->n_block ? p->end : q->n_block) > s->n_free) {
         p->n_new = 0;
-        return kvd_fail(err, KVD_E_FULL, 0, "KV cache: sequence %u has tokens that were not sealed",
-                        seq);
+        return kv_refuse_unsealed(seq, err);
     }
     for (uint32_t b = p->first; b < p->end; b++)
         kv_map_block(s, seq, b, true);
@@ -71,7 +53,7 @@ kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_la
     const uint64_t   t0 = kvd_trace_now(s->params.trace);
 
     KVD_TRY(kv_fill_stage(s, st, layer, p->seq, err));
-    for (uint32_t b = p->first; b < blocks_for(q->len); b++)
+    for (uint32_t b = p->first; b < kv_blocks_for(q->len); b++)
         KVD_TRY(copy_raw(s, st, layer, b, true, err));
     for (uint32_t b = 0; b < q->n_block; b++)
         s->stage_block[b] = kv_stage_block(s, b);
@@ -132,7 +114,7 @@ void kv_prompt_abort(kv_store *s)
     kv_cache_put_end(s, false);
     for (uint32_t b = p->end; b-- > p->first;)
         kv_unmap_block(s, p->seq, b);
-    for (; q->n_block > blocks_for(q->len); s->n_held--) {
+    for (; q->n_block > kv_blocks_for(q->len); s->n_held--) {
         if (q->block[--q->n_block] != KV_NO_BLOCK)
             s->free_stack[s->n_free++] = q->block[q->n_block];
     }

@@ -23,11 +23,6 @@
 
 #include "kv/kv_cache.h"
 
-static uint32_t blocks_for(uint64_t n_token)
-{
-    return (uint32_t)kvd_div_up(n_token, KV_BLOCK_TOKENS);
-}
-
 /* ---- open and close ----------------------------------------------------------------- */
 
 static void layouts_init(kv_store *s)
@@ -162,7 +157,7 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     s->params       = *p;
     s->sizes        = sizes;
     s->policy       = (kv_policy){ .alpha = 0.5f };
-    s->blocks_max   = blocks_for(p->n_ctx);
+    s->blocks_max   = kv_blocks_for(p->n_ctx);
     s->block_chunks = KV_BLOCK_TOKENS / p->chunk_tokens;
     s->record       = kv_record_format(p);
     s->packed_bytes = kvd_record_bytes(&s->record);
@@ -260,33 +255,42 @@ bool kv_resident(const kv_store *s)
     return s->sizes.resident;
 }
 
-static kvd_status refuse_blocks(const kv_store *s, uint32_t seq, uint32_t more, kvd_err *err)
+kvd_status kv_check_growth(const kv_store *s, uint32_t seq, uint32_t n_new, uint32_t *need,
+                           kvd_err *err)
 {
-    return kvd_fail(err, KVD_E_FULL, 0,
-                    "KV cache is full: sequence %u needs %u more blocks of %u tokens, %" PRIu64
-                    " of %" PRIu64 " are free",
-                    seq, more, KV_BLOCK_TOKENS, s->sizes.n_block - s->n_held, s->sizes.n_block);
+    const kv_seq  *q     = &s->seq[seq];
+    const uint64_t spare = s->sizes.n_block - s->n_held;
+
+    if (n_new > s->params.n_ctx - q->len)
+        return kvd_fail(err, KVD_E_FULL, 0,
+                        "sequence %u holds %u tokens and cannot take %u more: its context is %u "
+                        "tokens (-c)",
+                        seq, q->len, n_new, s->params.n_ctx);
+    *need = kv_blocks_for((uint64_t)q->len + n_new);
+    if (*need > q->n_block && *need - q->n_block > spare)
+        return kvd_fail(err, KVD_E_FULL, 0,
+                        "KV cache is full: sequence %u needs %u more blocks of %u tokens, %" PRIu64
+                        " of %" PRIu64 " are free",
+                        seq, *need - q->n_block, KV_BLOCK_TOKENS, spare, s->sizes.n_block);
+    return KVD_OK;
+}
+
+kvd_status kv_refuse_unsealed(uint32_t seq, kvd_err *err)
+{
+    return kvd_fail(err, KVD_E_FULL, 0, "KV cache: sequence %u has tokens that were not sealed",
+                    seq);
 }
 
 kvd_status kv_seq_reserve(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err)
 {
-    kv_seq        *q;
-    const uint32_t n_ctx = s->params.n_ctx;
-    uint32_t       need;
+    kv_seq  *q;
+    uint32_t need;
 
     kvd_assert(seq < s->params.n_seq && (s->sizes.resident || n_new <= s->params.n_batch));
     q = &s->seq[seq];
-    if (n_new > n_ctx - q->len)
-        return kvd_fail(err, KVD_E_FULL, 0,
-                        "sequence %u holds %u tokens and cannot take %u more: its context is %u "
-                        "tokens (-c)",
-                        seq, q->len, n_new, n_ctx);
-    need = blocks_for((uint64_t)q->len + n_new);
-    if (need > q->n_block && need - q->n_block > s->sizes.n_block - s->n_held)
-        return refuse_blocks(s, seq, need - q->n_block, err);
+    KVD_TRY(kv_check_growth(s, seq, n_new, &need, err));
     if (need > q->n_block && need - q->n_block > s->n_free) /* sealing has failed before */
-        return kvd_fail(err, KVD_E_FULL, 0, "KV cache: sequence %u has tokens that were not sealed",
-                        seq);
+        return kv_refuse_unsealed(seq, err);
     while (q->n_block < need) {
         q->block[q->n_block++] = s->free_stack[--s->n_free];
         s->n_held++;
@@ -300,7 +304,7 @@ void kv_seq_commit(kv_store *s, uint32_t seq, uint32_t n_new, kv_made made)
 
     kvd_assert(seq < s->params.n_seq);
     q = &s->seq[seq];
-    kvd_assert(blocks_for((uint64_t)q->len + n_new) <= q->n_block);
+    kvd_assert(kv_blocks_for((uint64_t)q->len + n_new) <= q->n_block);
     if (made != KV_MADE_PROMPT && n_new > 0)
         kv_cache_mark(s, seq, q->len, n_new, made == KV_MADE_SPARSE);
     q->len += n_new;
@@ -310,7 +314,7 @@ void kv_seq_commit(kv_store *s, uint32_t seq, uint32_t n_new, kv_made made)
 void kv_seq_release(kv_store *s, uint32_t seq)
 {
     kvd_assert(seq < s->params.n_seq);
-    drop_blocks(s, seq, blocks_for(s->seq[seq].len));
+    drop_blocks(s, seq, kv_blocks_for(s->seq[seq].len));
 }
 
 void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep)
@@ -326,14 +330,14 @@ void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep)
     q->len  = n_keep;
     q->step = 0; /* the window may hold what is gone: the next step fills it anew */
     kv_cache_cut(s, seq, n_keep);
-    drop_blocks(s, seq, blocks_for(n_keep));
+    drop_blocks(s, seq, kv_blocks_for(n_keep));
     if (kv_unseal(s, st, seq, kv_sealed_at(&s->params, n_keep), &err) == KVD_OK)
         return;
     kvd_log(KVD_LOG_WARN, "sequence %u: %s; its tokens from %u on are evaluated again", seq,
             err.msg, q->n_sealed - KV_BLOCK_TOKENS);
     s->n_used -= q->len - (q->n_sealed - KV_BLOCK_TOKENS);
     q->len = q->n_sealed - KV_BLOCK_TOKENS;
-    drop_blocks(s, seq, blocks_for(q->len));
+    drop_blocks(s, seq, kv_blocks_for(q->len));
 }
 
 kvd_kv_layout kv_layout(const kv_store *s, uint32_t layer)
@@ -447,7 +451,7 @@ void kv_check(const kv_store *s)
         check_block(s, i);
     check_sealed(s);
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
-        kvd_assert(blocks_for(s->seq[i].len) <= s->seq[i].n_block); /* (2) */
+        kvd_assert(kv_blocks_for(s->seq[i].len) <= s->seq[i].n_block); /* (2) */
         used += s->seq[i].len;
         held += s->seq[i].n_block;
     }
