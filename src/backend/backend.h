@@ -398,6 +398,31 @@ typedef struct kvd_window_args {
     bool                     strict;
 } kvd_window_args;
 
+/* Where the records of one sequence's layer lie; pointers to KV head 0 as in kvd_window_seq. */
+typedef struct kvd_window_place {
+    const uint64_t *block; /* in place: as in kvd_kv_seq */
+    const uint64_t *at;    /* else: [n_kv_head] byte offsets into kv.pool, slot_off before slot 0 */
+    const uint32_t *host_of; /* likewise: [n_chunk] number of a chunk's record in the host tier */
+    const uint64_t *iblock;  /* of packed records: byte offsets into the index, by block */
+} kvd_window_place;
+
+/* What a step attends to after the window's change, as spans: near, the slots that stay (or, if
+ * `selected`, of the selection what was held before), then urgent, the misses that have come. */
+typedef struct kvd_window_spans_args {
+    uint32_t                 n_seq, n_kv_head;
+    const kvd_window_seq    *seq;
+    const kvd_window_place  *place;
+    const kvd_select_result *select; /* [n_seq][n_kv_head], as is change */
+    const kvd_window_result *change;
+    kvd_kv_layout            kv; /* of the layer */
+    uint64_t                 slot_off;
+    uint64_t                 lane_stride, slot_stride, sel_stride; /* as in kvd_window_args */
+    uint64_t                 list_stride;   /* of near and urgent, at least that of slots */
+    uint64_t                *near, *urgent; /* out [n_seq][n_kv_head][list_stride] records */
+    kvd_attn_span           *near_span, *urgent_span; /* out [n_seq][n_kv_head] */
+    bool                     in_place, selected;
+} kvd_window_spans_args;
+
 /* How records lie below the device.  INTn: asymmetric codes, K with a scale and a minimum in
  * binary16 per channel over KVD_RECORD_GROUP tokens, V per token; these parameters lie apart, one
  * run for each lane of a block.  Measured on Qwen2.5 0.5B, 2,304 tokens, error of attention's
@@ -471,6 +496,23 @@ typedef struct kvd_record_unpack_args {
     const uint32_t   *chunk;
 } kvd_record_unpack_args;
 
+/* Brings up from the host tier what the window's change has missed: the urgent misses, or the
+ * others, each into its slot.  Records lie there packed (RAW: as they are), one behind the other.
+ */
+typedef struct kvd_window_fetch_args {
+    uint32_t                 n_seq, n_kv_head;
+    const kvd_window_seq    *seq;
+    const kvd_window_place  *place;
+    const kvd_window_result *change;
+    kvd_kv_layout            kv; /* pool and record_bytes */
+    kvd_record_format        format;
+    const void              *host, *param;
+    uint64_t                 slot_off;
+    uint64_t                 lane_stride, sel_stride;
+    uint64_t param_off, param_stride; /* bytes: of KV head 0 in an index block; between heads */
+    bool     urgent;
+} kvd_window_fetch_args;
+
 /* Copies n records of `bytes` (a multiple of 16) each: dst + dst_off[i] = src + src_off[i].
  * Destinations do not overlap. */
 typedef struct kvd_record_copy_args {
@@ -533,6 +575,8 @@ typedef struct kvd_backend_ops {
     kvd_status (*attn_span)(kvd_stream *, const kvd_attn_span_args *, kvd_err *);
     kvd_status (*attn_zone)(kvd_stream *, const kvd_attn_zone_args *, kvd_err *);
     kvd_status (*window)(kvd_stream *, const kvd_window_args *, kvd_err *);
+    kvd_status (*window_spans)(kvd_stream *, const kvd_window_spans_args *, kvd_err *);
+    kvd_status (*window_fetch)(kvd_stream *, const kvd_window_fetch_args *, kvd_err *);
     kvd_status (*record_copy)(kvd_stream *, const kvd_record_copy_args *, kvd_err *);
     kvd_status (*record_pack)(kvd_stream *, const kvd_record_pack_args *, kvd_err *);
     kvd_status (*record_unpack)(kvd_stream *, const kvd_record_unpack_args *, kvd_err *);

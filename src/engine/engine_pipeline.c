@@ -313,12 +313,15 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
     st = engine_buffers_upload(s, n_token, err);
     if (st == KVD_OK)
         st = model_embed(s->model->net, &r, s->buf.token, err);
+    kv_step_begin(s->kv, s->sparse_seq, s->buf.sparse_row, s->n_sparse);
     if (st == KVD_OK)
         st = run_layers(s, &r, err);
     if (st == KVD_OK && s->n_out > 0)
         st = run_logits(s, &r, err);
     if (st == KVD_OK)
         st = r.ops->stream_sync(r.stream, err);
+    if (st == KVD_OK)
+        kv_step_end(s->kv);
     kvd_alloc_guard(was);
     return st;
 }

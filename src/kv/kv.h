@@ -58,8 +58,10 @@ typedef struct kv_params {
     uint64_t    cache_min_free;  /* that stay free on its filesystem */
 
     kvd_trace *trace; /* NULL: none.  Outlives the store */
-    bool       lazy;  /* restore an index without its records: never resident, host tier a cache */
-    bool       disk_by_likeness; /* segments in cluster order, not token order */
+    bool
+        device_steps; /* sparse steps go through without the host where they can: kv_step_begin() */
+    bool lazy;        /* restore an index without its records: never resident, host tier a cache */
+    bool disk_by_likeness; /* segments in cluster order, not token order */
     /* Steps after which a miss on disk that is not urgent belongs to the window at the latest; 0:
      * 1.  With more the window depends on the disk's speed. */
     uint32_t                   disk_lag;
@@ -241,6 +243,12 @@ typedef struct kv_query {
     float           scale;
 } kv_query;
 
+/* Around the layers of a batch in which rows attend sparsely: before the first, and after the
+ * stream has passed the last.  With device_steps, and where neither the disk tier, the estimation
+ * zone nor a tap needs the host, begin writes all that the batch's ops read, and the stages only
+ * give ops to the stream: no op of a layer waits for the host. */
+void kv_step_begin(kv_store *s, const uint32_t *seq, const uint32_t *row, uint32_t n_row);
+void kv_step_end(kv_store *s);
 /* The three stages of a layer, in this order, each for the same query. */
 kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);

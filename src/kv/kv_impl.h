@@ -7,6 +7,7 @@
  * kv_prompt.c   a prompt that goes through the layers one by one
  * kv_pack.c     records in the form of lower tiers
  * kv_step.c     select, fetch, attend
+ * kv_alone.c    the same without the host in between
  * kv_zone.c     the estimation zone: what stands for the tokens that a step does not attend to
  * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back
  *
@@ -41,8 +42,14 @@ typedef struct kv_copies {
 
 enum { KV_COPIES, KV_COPIES_LATE }; /* of kv_step.list */
 
-/* Arrays of one step, written by select and read by fetch and attend. */
+/* Arrays of one step, written by select and read by fetch and attend; those marked * are there once
+ * for each layer with device_steps. */
 typedef struct kv_step {
+    bool              alone; /* under way without the host */
+    uint32_t          n_row; /* of it */
+    const uint32_t   *rows_seq;
+    kvd_window_place *place; /* *[n_seq] */
+    /* kept_span, select, chosen, window, change, k, fetch, into, sink: * */
     kvd_attn_span     *kept_span, *near_span, *urgent_span; /* [n_seq][n_kv_head] */
     kvd_select_seq    *select;                              /* [n_seq] */
     kvd_select_result *chosen;                              /* [n_seq][n_kv_head] */
@@ -291,6 +298,24 @@ kvd_status kv_zone_build(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_
                          const uint64_t *block, const uint64_t *iblock, uint32_t n, kvd_err *err);
 bool       kv_zone_used(const kv_store *s);
 kvd_status kv_zone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+
+/* kv_step.c.  What every step does with a sequence's or a lane's part of it. */
+void               kv_clear_windows(kv_store *s, uint32_t seq);
+void               kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
+                                 const kvd_select_result *chosen, const kvd_window_result *change);
+kvd_status         kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
+                                   const kvd_attn_span *span, bool first, float *lse, float *out,
+                                   kvd_err *err);
+static inline bool kv_refills(const kv_seq *q)
+{
+    return q->step == 0;
+}
+
+/* kv_alone.c: the stages of kv.h, when kv_step.alone. */
+kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
+                          kvd_err *err);
+kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 
 /* kv_step.c: asserts that slot maps and slots agree. */
 void kv_check_windows(const kv_store *s);

@@ -183,6 +183,7 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
     const uint32_t group  = p->n_head / p->n_kv_head;
     const uint64_t cells  = p->zone_tokens ? chunks * p->chunk_tokens / p->zone_tokens : 0;
     const uint64_t zone   = p->zone_tokens ? p->n_seq : 0;
+    const uint64_t times  = p->device_steps ? p->n_layer : 1;
     kv_step       *t      = &s->step;
     const struct {
         void   **at;
@@ -196,14 +197,16 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
         { (void **)&s->lane_slots, 4 * lanes / p->n_seq },
         { (void **)&s->cap, 4 * lanes },
         { (void **)&s->lane_at, resident ? 0 : 8 * lanes },
-        { (void **)&t->kept_span, row * sizeof(*t->kept_span) },
+        { (void **)&t->place,
+          p->device_steps && p->sparse ? times * p->n_seq * sizeof(*t->place) : 0 },
+        { (void **)&t->kept_span, times * row * sizeof(*t->kept_span) },
         { (void **)&t->near_span, row * sizeof(*t->near_span) },
         { (void **)&t->urgent_span, row * sizeof(*t->urgent_span) },
-        { (void **)&t->select, row * sizeof(*t->select) },
-        { (void **)&t->chosen, row * sizeof(*t->chosen) },
-        { (void **)&t->window, row * sizeof(*t->window) },
-        { (void **)&t->change, row * sizeof(*t->change) },
-        { (void **)&t->k, 4 * row },
+        { (void **)&t->select, times * row * sizeof(*t->select) },
+        { (void **)&t->chosen, times * row * sizeof(*t->chosen) },
+        { (void **)&t->window, times * row * sizeof(*t->window) },
+        { (void **)&t->change, times * row * sizeof(*t->change) },
+        { (void **)&t->k, 4 * times * row },
         { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim) },
         { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0 },
         { (void **)&t->zone_lse, zone ? 4 * (uint64_t)p->n_batch * p->n_head : 0 },
@@ -211,10 +214,10 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
         { (void **)&t->left, 2 * row * cells },
         { (void **)&t->score, 4 * row * chunks },
         { (void **)&t->sel, 4 * row * slots },
-        { (void **)&t->fetch, 4 * row * slots },
-        { (void **)&t->into, 4 * row * slots },
+        { (void **)&t->fetch, 4 * times * row * slots },
+        { (void **)&t->into, 4 * times * row * slots },
         { (void **)&t->stay, 4 * row * slots },
-        { (void **)&t->sink, 8 * row * (p->n_sink / p->chunk_tokens) },
+        { (void **)&t->sink, 8 * times * row * (p->n_sink / p->chunk_tokens) },
         { (void **)&t->near, 8 * row * slots },
         { (void **)&t->urgent, 8 * row * slots },
         { (void **)&t->list[0].param, 8 * unpack },

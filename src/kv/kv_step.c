@@ -78,7 +78,7 @@ void kv_seq_restart(kv_store *s, uint32_t seq)
 }
 
 /* Forgets windows and averages of all layers: what a refill starts from. */
-static void clear_windows(kv_store *s, uint32_t seq)
+void kv_clear_windows(kv_store *s, uint32_t seq)
 {
     const uint32_t n_chunk = s->seq[seq].n_sealed / s->params.chunk_tokens;
 
@@ -89,11 +89,6 @@ static void clear_windows(kv_store *s, uint32_t seq)
         memset(s->slot_of + lane * s->n_chunk_max, 0xff, n_chunk * sizeof(*s->slot_of));
         memset(s->chunk_of + lane * s->slots_max, 0xff, s->slots_max * sizeof(*s->chunk_of));
     }
-}
-
-static bool refills(const kv_seq *q)
-{
-    return q->step == 0;
 }
 
 /* ---- where records lie -------------------------------------------------------------- */
@@ -124,8 +119,9 @@ static uint64_t record_of_sink(const kv_store *s, uint32_t seq, uint32_t layer, 
 
 /* ---- attention over spans ------------------------------------------------------------ */
 
-static kvd_status attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
-                               const kvd_attn_span *span, float *lse, float *out, kvd_err *err)
+kvd_status kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
+                           const kvd_attn_span *span, bool first, float *lse, float *out,
+                           kvd_err *err)
 {
     const kvd_attn_span_args a = { .n_row      = q->n_row,
                                    .n_head     = s->params.n_head,
@@ -140,7 +136,7 @@ static kvd_status attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
                                    .lse        = lse,
                                    .out        = out,
                                    .scale      = q->scale,
-                                   .first      = span == s->step.kept_span };
+                                   .first      = first };
 
     return s->be->ops->attn_span(st, &a, err);
 }
@@ -164,7 +160,7 @@ static kvd_status attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kv
                                                        .end_key   = seq->len + 1 };
         }
     }
-    return attend_spans(s, st, q, s->step.kept_span, s->step.lse, NULL, err);
+    return kv_attend_spans(s, st, q, s->step.kept_span, true, s->step.lse, NULL, err);
 }
 
 /* ---- select -------------------------------------------------------------------------- */
@@ -196,7 +192,7 @@ static kvd_status score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, k
         uint32_t       *k   = t->k + (size_t)i * n_h;
 
         for (uint32_t h = 0; h < n_h; h++)
-            k[h] = refills(seq) ? cap[h] : seq->budget;
+            k[h] = kv_refills(seq) ? cap[h] : seq->budget;
         t->select[i] = (kvd_select_seq){
             .row         = q->row[i],
             .first_chunk = s->sinks,
@@ -232,7 +228,7 @@ static kvd_status change_windows(kv_store *s, kvd_stream *st, const kv_query *q,
         const uint64_t list = (uint64_t)i * n_h * s->slots_max;
 
         t->window[i] = (kvd_window_seq){ .step     = seq->step,
-                                         .refill   = refills(seq),
+                                         .refill   = kv_refills(seq),
                                          .cap      = s->cap + lane,
                                          .sel      = t->sel + list,
                                          .ema      = s->ema + lane * s->n_chunk_max,
@@ -246,18 +242,17 @@ static kvd_status change_windows(kv_store *s, kvd_stream *st, const kv_query *q,
     return s->be->ops->window(st, &a, err);
 }
 
-static void count_lane(kv_store *s, const kv_query *q, uint32_t i, uint32_t head)
+void kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
+                   const kvd_select_result *chosen, const kvd_window_result *r)
 {
-    const uint32_t           at       = i * s->params.n_kv_head + head;
-    const size_t             in_layer = (size_t)q->layer * s->params.n_kv_head + head;
-    const kvd_window_result *r        = &s->step.change[at];
-    kv_counts               *c        = &s->counts;
+    const size_t in_layer = (size_t)layer * s->params.n_kv_head + head;
+    kv_counts   *c        = &s->counts;
 
-    c->mass += (double)s->step.chosen[at].mass;
+    c->mass += (double)chosen->mass;
     c->n_mass++;
-    s->seq[q->seq[i]].mass += (double)s->step.chosen[at].mass;
-    s->seq[q->seq[i]].n_mass++;
-    if (refills(&s->seq[q->seq[i]])) {
+    s->seq[seq].mass += (double)chosen->mass;
+    s->seq[seq].n_mass++;
+    if (kv_refills(&s->seq[seq])) {
         c->n_refill += r->n_miss;
         return;
     }
@@ -268,6 +263,15 @@ static void count_lane(kv_store *s, const kv_query *q, uint32_t i, uint32_t head
     c->n_evict += r->n_evict;
     s->lane_select[in_layer] += r->n_hit + r->n_miss;
     s->lane_hit[in_layer] += r->n_hit;
+}
+
+static void count_row(kv_store *s, const kv_query *q, uint32_t i)
+{
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        const uint32_t at = i * s->params.n_kv_head + h;
+
+        kv_count_lane(s, q->seq[i], q->layer, h, &s->step.chosen[at], &s->step.change[at]);
+    }
 }
 
 static void show_lanes(const kv_store *s, const kv_query *q)
@@ -339,18 +343,18 @@ static kvd_status settle_late(kv_store *s, const kv_query *q, kvd_err *err)
     return KVD_OK;
 }
 
-kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+static kvd_status host_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     const uint64_t t0     = kvd_now_ns();
     bool           refill = false;
     uint64_t       t1;
 
     for (uint32_t i = 0; i < q->n_row; i++)
-        refill = refill || refills(&s->seq[q->seq[i]]);
+        refill = refill || kv_refills(&s->seq[q->seq[i]]);
 
     for (uint32_t i = 0; i < q->n_row && q->layer == 0; i++) {
-        if (refills(&s->seq[q->seq[i]]))
-            clear_windows(s, q->seq[i]);
+        if (kv_refills(&s->seq[q->seq[i]]))
+            kv_clear_windows(s, q->seq[i]);
         s->counts.n_step++;
     }
     KVD_TRY(kv_tier_begin(s, q->layer, refill, err)); /* earlier steps' late records */
@@ -363,10 +367,8 @@ kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
     KVD_TRY(change_windows(s, st, q, err));
     KVD_TRY(kv_wait_lists(s, st, err)); /* what follows goes by the change */
     KVD_TRY(settle_late(s, q, err));
-    for (uint32_t i = 0; i < q->n_row; i++) {
-        for (uint32_t h = 0; h < s->params.n_kv_head; h++)
-            count_lane(s, q, i, h);
-    }
+    for (uint32_t i = 0; i < q->n_row; i++)
+        count_row(s, q, i);
     t1 = kvd_now_ns();
     s->counts.select_ns += t1 - t0;
     kvd_trace_add(s->params.trace, KVD_TRACE_SELECT, t0, t1, q->layer, q->n_row);
@@ -414,11 +416,17 @@ static kvd_status fetch_part(kv_store *s, kvd_stream *st, const kv_query *q, boo
     return kv_tier_fetch(s, st, q->layer, urgent, err);
 }
 
+kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    return s->step.alone ? kv_alone_select(s, st, q, err) : host_select(s, st, q, err);
+}
+
 kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     const uint64_t   t0 = kvd_now_ns();
-    const kvd_status rc = fetch_part(s, st, q, true, err);
-    const uint64_t   t1 = kvd_now_ns();
+    const kvd_status rc =
+        s->step.alone ? kv_alone_fetch(s, st, q, true, err) : fetch_part(s, st, q, true, err);
+    const uint64_t t1 = kvd_now_ns();
 
     s->counts.fetch_ns += t1 - t0;
     kvd_trace_add(s->params.trace, KVD_TRACE_FETCH, t0, t1, q->layer, q->n_row);
@@ -487,7 +495,7 @@ static void finish_rows(kv_store *s, const kv_query *q)
         s->seq[q->seq[i]].step++;
 }
 
-kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+static kvd_status host_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     const uint64_t t0 = kvd_now_ns();
     uint64_t       t1, t2;
@@ -496,16 +504,16 @@ kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
             span_near(s, q, i, h);
     }
-    KVD_TRY(attend_spans(s, st, q, s->step.near_span, NULL, NULL, err));
+    KVD_TRY(kv_attend_spans(s, st, q, s->step.near_span, false, NULL, NULL, err));
     for (uint32_t i = 0; i < q->n_row; i++) {
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
             span_urgent(s, q, i, h);
     }
     if (kv_zone_used(s)) {
-        KVD_TRY(attend_spans(s, st, q, s->step.urgent_span, s->step.lse, NULL, err));
+        KVD_TRY(kv_attend_spans(s, st, q, s->step.urgent_span, false, s->step.lse, NULL, err));
         KVD_TRY(kv_zone_attend(s, st, q, err));
     } else {
-        KVD_TRY(attend_spans(s, st, q, s->step.urgent_span, NULL, q->out, err));
+        KVD_TRY(kv_attend_spans(s, st, q, s->step.urgent_span, false, NULL, q->out, err));
     }
     t1 = kvd_now_ns();
     s->counts.attend_ns += t1 - t0;
@@ -516,6 +524,11 @@ kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
     kvd_trace_add(s->params.trace, KVD_TRACE_FETCH_LATE, t1, t2, q->layer, q->n_row);
     finish_rows(s, q);
     return KVD_OK;
+}
+
+kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    return s->step.alone ? kv_alone_attend(s, st, q, err) : host_attend(s, st, q, err);
 }
 
 /* ---- looking in ---------------------------------------------------------------------- */
@@ -543,7 +556,7 @@ static void check_lane(const kv_store *s, const kv_seq *q, uint64_t lane)
 void kv_check_windows(const kv_store *s)
 {
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
-        if (!kv_seq_sparse(s, i) || refills(&s->seq[i]))
+        if (!kv_seq_sparse(s, i) || kv_refills(&s->seq[i]))
             continue;
         for (uint32_t l = 0; l < s->params.n_layer * s->params.n_kv_head; l++)
             check_lane(s, &s->seq[i], kv_lane(s, i, 0) + l);

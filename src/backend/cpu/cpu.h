@@ -55,6 +55,10 @@ kvd_status cpu_record_copy(kvd_stream *st, const kvd_record_copy_args *a, kvd_er
 uint64_t   cpu_window_scratch_bytes(const kvd_backend *b, const kvd_backend_limits *lim);
 kvd_status cpu_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err);
 
+/* cpu_window_lists.c: likewise */
+kvd_status cpu_window_spans(kvd_stream *st, const kvd_window_spans_args *a, kvd_err *err);
+kvd_status cpu_window_fetch(kvd_stream *st, const kvd_window_fetch_args *a, kvd_err *err);
+
 /* cpu_elem.c */
 kvd_status cpu_embed(kvd_stream *st, const kvd_embed_args *a, kvd_err *err);
 kvd_status cpu_rms_norm(kvd_stream *st, const kvd_rms_norm_args *a, kvd_err *err);

@@ -18,7 +18,7 @@ typedef struct record_job {
     cpu_index_shape               keys; /* of VALUES */
 } record_job;
 
-static const cpu_record_kernels *record_kernels(const cpu_backend *be)
+const cpu_record_kernels *cpu_record_kernels_of(const cpu_backend *be)
 {
     return be->isa >= OS_ISA_AVX2 ? &cpu_record_avx2 : &cpu_record_portable;
 }
@@ -90,7 +90,7 @@ static void unpack_item(void *ctx, uint32_t item, uint32_t thread)
 kvd_status cpu_record_pack(kvd_stream *st, const kvd_record_pack_args *a, kvd_err *err)
 {
     cpu_backend *be = st->be;
-    record_job   j  = { .k = record_kernels(be), .pack = a };
+    record_job   j  = { .k = cpu_record_kernels_of(be), .pack = a };
 
     (void)err;
     record_check(&a->format);
@@ -106,7 +106,7 @@ kvd_status cpu_record_pack(kvd_stream *st, const kvd_record_pack_args *a, kvd_er
 kvd_status cpu_record_unpack(kvd_stream *st, const kvd_record_unpack_args *a, kvd_err *err)
 {
     cpu_backend *be = st->be;
-    record_job   j  = { .k = record_kernels(be), .unpack = a };
+    record_job   j  = { .k = cpu_record_kernels_of(be), .unpack = a };
 
     (void)err;
     record_check(&a->format);

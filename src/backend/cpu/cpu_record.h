@@ -19,4 +19,7 @@ typedef struct cpu_record_kernels {
 
 extern const cpu_record_kernels cpu_record_portable, cpu_record_avx2;
 
+struct cpu_backend;
+const cpu_record_kernels *cpu_record_kernels_of(const struct cpu_backend *be);
+
 #endif

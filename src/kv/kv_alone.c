@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kv_alone.c - a sparse step that the device goes through alone: what ops read is written for all
+ * layers before the first, what they found is read after the last.  In between stages only give ops
+ * to the stream, so a step can be recorded once and given again.
+ *
+ * Window, order of operations and results are those of kv_step.c, bit for bit; the lists that it
+ * makes on the host come from window_spans and window_fetch.
+ *
+ * Owns: nothing; all arrays are the store's.  Nothing here allocates.
+ * Thread: the session's. */
+#include "kv/kv_cache.h"
+
+/* Numbers of the first sequence and the first lane of a layer's arrays. */
+static size_t seq_at(const kv_store *s, uint32_t layer)
+{
+    return (size_t)layer * s->params.n_seq;
+}
+
+static size_t lane_at(const kv_store *s, uint32_t layer)
+{
+    return seq_at(s, layer) * s->params.n_kv_head;
+}
+
+/* ---- before the layers ---------------------------------------------------------------- */
+
+static void write_kept(kv_store *s, uint32_t i, uint32_t seq, uint32_t layer)
+{
+    kv_step      *t = &s->step;
+    const kv_seq *q = &s->seq[seq];
+
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        const size_t   at   = lane_at(s, layer) + i * s->params.n_kv_head + h;
+        const uint64_t lane = kv_lane(s, seq, layer) + h;
+        uint64_t      *sink = t->sink + at * s->sinks;
+
+        for (uint32_t k = 0; k < s->sinks; k++)
+            sink[k] = s->sizes.resident
+                          ? kv_record_in_block(s, q->block[k / s->block_chunks], layer, h, k)
+                          : kv_record_in_window(s, lane, k);
+        t->kept_span[at] = (kvd_attn_span){ .record    = sink,
+                                            .n_record  = s->sinks,
+                                            .block     = q->block,
+                                            .first_key = q->n_sealed,
+                                            .end_key   = q->len + 1 };
+        t->k[at]         = kv_refills(q) ? s->cap[lane] : q->budget;
+    }
+}
+
+static void write_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint32_t layer)
+{
+    kv_step       *t    = &s->step;
+    const kv_seq  *q    = &s->seq[seq];
+    const uint64_t lane = kv_lane(s, seq, layer);
+    const size_t   at   = seq_at(s, layer) + i;
+    const uint64_t list = (uint64_t)i * s->params.n_kv_head * s->slots_max; /* of this layer */
+    const uint64_t late = (lane_at(s, layer) + i * s->params.n_kv_head) * s->slots_max;
+
+    t->select[at] = (kvd_select_seq){ .row         = row,
+                                      .first_chunk = s->sinks,
+                                      .n_chunk     = q->n_sealed / s->params.chunk_tokens,
+                                      .k           = t->k + at * s->params.n_kv_head,
+                                      .iblock      = q->iblock,
+                                      .score = t->score + i * s->params.n_kv_head * s->n_chunk_max,
+                                      .ema   = s->ema + lane * s->n_chunk_max,
+                                      .sel   = t->sel + list };
+    t->window[at] = (kvd_window_seq){ .step     = q->step,
+                                      .refill   = kv_refills(q),
+                                      .cap      = s->cap + lane,
+                                      .sel      = t->sel + list,
+                                      .ema      = s->ema + lane * s->n_chunk_max,
+                                      .slot_of  = s->slot_of + lane * s->n_chunk_max,
+                                      .chunk_of = s->chunk_of + lane * s->slots_max,
+                                      .stamp    = s->stamp + lane * s->slots_max,
+                                      .stay     = t->stay + list,
+                                      .fetch    = t->fetch + late,
+                                      .into     = t->into + late };
+    t->place[at] =
+        (kvd_window_place){ .block = q->block,
+                            .at    = s->sizes.resident ? NULL : s->lane_at + lane,
+                            .host_of =
+                                s->sizes.resident ? NULL : s->host_of + lane * s->n_chunk_max,
+                            .iblock = q->iblock };
+    write_kept(s, i, seq, layer);
+}
+
+void kv_step_begin(kv_store *s, const uint32_t *seq, const uint32_t *row, uint32_t n_row)
+{
+    s->step.alone = s->params.device_steps && !s->tier && !s->tap && !kv_zone_used(s) && n_row > 0;
+    if (!s->step.alone)
+        return;
+    s->step.n_row    = n_row;
+    s->step.rows_seq = seq;
+    for (uint32_t i = 0; i < n_row; i++) {
+        if (kv_refills(&s->seq[seq[i]]))
+            kv_clear_windows(s, seq[i]);
+        for (uint32_t il = 0; il < s->params.n_layer; il++)
+            write_row(s, i, seq[i], row[i], il);
+        s->counts.n_step++;
+    }
+}
+
+/* ---- after them ----------------------------------------------------------------------- */
+
+static void count_lane(kv_store *s, uint32_t i, uint32_t layer, uint32_t head)
+{
+    const size_t             at  = lane_at(s, layer) + i * s->params.n_kv_head + head;
+    const kvd_window_result *r   = &s->step.change[at];
+    const uint32_t           seq = s->step.rows_seq[i];
+
+    kv_count_lane(s, seq, layer, head, &s->step.chosen[at], r);
+    if (!s->sizes.resident)
+        s->counts.bytes_up += r->n_miss * s->packed_bytes;
+}
+
+void kv_step_end(kv_store *s)
+{
+    if (!s->step.alone)
+        return;
+    for (uint32_t i = 0; i < s->step.n_row; i++) {
+        for (uint32_t at = 0; at < s->params.n_layer * s->params.n_kv_head; at++)
+            count_lane(s, i, at / s->params.n_kv_head, at % s->params.n_kv_head);
+        s->seq[s->step.rows_seq[i]].step++;
+    }
+    s->step.alone = false;
+}
+
+/* ---- the stages ------------------------------------------------------------------------ */
+
+static kvd_status score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    kvd_select_args a = { .n_seq       = q->n_row,
+                          .n_head      = s->params.n_head,
+                          .seq         = s->step.select + seq_at(s, q->layer),
+                          .index       = s->index,
+                          .q_stride    = q->q_stride,
+                          .lse_stride  = s->params.n_head,
+                          .lane_stride = s->n_chunk_max,
+                          .sel_stride  = s->slots_max,
+                          .q           = q->q,
+                          .kept_lse    = s->step.lse,
+                          .result      = s->step.chosen + lane_at(s, q->layer),
+                          .rule        = s->policy.rule,
+                          .scale       = q->scale,
+                          .alpha       = s->policy.alpha,
+                          .top_p       = s->policy.top_p };
+
+    a.index.lane_off = (uint64_t)q->layer * s->params.n_kv_head * s->index.head_stride;
+    return s->be->ops->select(st, &a, err);
+}
+
+static kvd_status change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const kvd_window_args a = { .n_seq       = q->n_row,
+                                .n_kv_head   = s->params.n_kv_head,
+                                .seq         = s->step.window + seq_at(s, q->layer),
+                                .select      = s->step.chosen + lane_at(s, q->layer),
+                                .result      = s->step.change + lane_at(s, q->layer),
+                                .lane_stride = s->n_chunk_max,
+                                .slot_stride = s->slots_max,
+                                .sel_stride  = s->slots_max,
+                                .policy      = s->policy.evict,
+                                .strict      = s->policy.strict };
+
+    return s->be->ops->window(st, &a, err);
+}
+
+static kvd_status list_spans(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const kvd_window_spans_args a = { .n_seq       = q->n_row,
+                                      .n_kv_head   = s->params.n_kv_head,
+                                      .seq         = s->step.window + seq_at(s, q->layer),
+                                      .place       = s->step.place + seq_at(s, q->layer),
+                                      .select      = s->step.chosen + lane_at(s, q->layer),
+                                      .change      = s->step.change + lane_at(s, q->layer),
+                                      .kv          = kv_layout(s, q->layer),
+                                      .slot_off    = s->sinks * s->layout.record_bytes,
+                                      .lane_stride = s->n_chunk_max,
+                                      .slot_stride = s->slots_max,
+                                      .sel_stride  = s->slots_max,
+                                      .list_stride = s->slots_max,
+                                      .near        = s->step.near,
+                                      .urgent      = s->step.urgent,
+                                      .near_span   = s->step.near_span,
+                                      .urgent_span = s->step.urgent_span,
+                                      .in_place    = s->sizes.resident,
+                                      .selected    = s->policy.selected };
+
+    return s->be->ops->window_spans(st, &a, err);
+}
+
+kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    KVD_TRY(kv_attend_spans(s, st, q, s->step.kept_span + lane_at(s, q->layer), true, s->step.lse,
+                            NULL, err));
+    KVD_TRY(score_chunks(s, st, q, err));
+    KVD_TRY(change_windows(s, st, q, err));
+    return list_spans(s, st, q, err);
+}
+
+kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent, kvd_err *err)
+{
+    const kvd_window_fetch_args a = {
+        .n_seq       = q->n_row,
+        .n_kv_head   = s->params.n_kv_head,
+        .seq         = s->step.window + seq_at(s, q->layer),
+        .place       = s->step.place + seq_at(s, q->layer),
+        .change      = s->step.change + lane_at(s, q->layer),
+        .kv          = s->layout,
+        .format      = s->record,
+        .host        = s->host.ptr,
+        .param       = s->landmarks.ptr,
+        .slot_off    = s->sinks * s->layout.record_bytes,
+        .lane_stride = s->n_chunk_max,
+        .sel_stride  = s->slots_max,
+        .param_off   = (uint64_t)q->layer * s->params.n_kv_head * s->index.head_stride +
+                     (s->record.type == KVD_RECORD_VALUES ? 0 : s->param_off),
+        .param_stride = s->index.head_stride,
+        .urgent       = urgent
+    };
+
+    return s->sizes.resident ? KVD_OK : s->be->ops->window_fetch(st, &a, err);
+}
+
+kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    KVD_TRY(kv_attend_spans(s, st, q, s->step.near_span, false, NULL, NULL, err));
+    KVD_TRY(kv_attend_spans(s, st, q, s->step.urgent_span, false, NULL, q->out, err));
+    return kv_alone_fetch(s, st, q, false, err);
+}
