@@ -172,6 +172,21 @@ CPU_INLINE void attn_fetch_records(const attn_walk *w, uint32_t end_key)
     }
 }
 
+/* The same for cells, whose blocks are short and lie far apart. */
+CPU_INLINE void attn_fetch_cells(attn_walk w, uint32_t end_key)
+{
+    const uint32_t left = end_key - w.key < ATTN_TILE ? end_key - w.key : ATTN_TILE;
+
+    for (uint32_t i = 0; i < left; i++) {
+        const uint8_t *row = attn_walk_next(&w);
+
+        for (uint64_t b = 0; b < w.row_bytes; b += KVD_CACHE_LINE) {
+            __builtin_prefetch(row + b, 0, 3);
+            __builtin_prefetch(row + cpu_kv_v_off(w.kv) + b, 0, 3);
+        }
+    }
+}
+
 /* NQ rows, of which the first n_q are real; q and o have NQ rows of head_dim. */
 CPU_INLINE void attn_pass(const cpu_attn_rows *a, const float *q, float *o, float *m_out,
                           float *l_out, const uint32_t nq, const bool bf16)
@@ -183,7 +198,7 @@ CPU_INLINE void attn_pass(const cpu_attn_rows *a, const float *q, float *o, floa
     vf             max = vf_set1(-1e30f), sum = vf_set1(0.0f), al;
     attn_walk      w     = a->record ? attn_walk_list(a->kv, a->record, a->first_key)
                                      : attn_walk_from(a->kv, a->block, a->kv_head, a->first_key);
-    const uint32_t ahead = a->record ? 0 : ATTN_AHEAD;
+    const uint32_t ahead = a->record || a->times ? 0 : ATTN_AHEAD;
 
     for (uint32_t key = a->first_key; key < a->end_key; key += ATTN_TILE) {
         const uint32_t n  = a->end_key - key < ATTN_TILE ? a->end_key - key : ATTN_TILE;
@@ -193,6 +208,8 @@ CPU_INLINE void attn_pass(const cpu_attn_rows *a, const float *q, float *o, floa
             row[k] = attn_walk_next(&w);
         if (a->record)
             attn_fetch_records(&w, a->end_key);
+        else if (a->times)
+            attn_fetch_cells(w, a->end_key);
         for (uint32_t k = n; k < n_vec * nk; k++)
             row[k] = row[n - 1];
         attn_scores(q, dim, row, s, n, ahead, nq, bf16);
