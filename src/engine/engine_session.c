@@ -140,6 +140,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_dir        = p->cache_dir,
         .cache_bytes      = p->cache_bytes,
         .cache_min_free   = p->cache_min_free,
+        .device_steps     = !m->be->unified,
         .lazy             = p->resume == KVD_RESUME_SPARSE,
         .disk_lag         = p->disk_lag,
         .disk_by_likeness = p->cache_order == KVD_CACHE_ORDER_LIKENESS,

@@ -337,6 +337,10 @@ kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc,
             (unsigned long long)kvd_index_lane_bytes(desc), (unsigned long long)s->param_off);
     if (memcmp(&before, desc, sizeof(before)) == 0)
         return KVD_OK;
+    if (s->cache)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "the prefix cache (--cache-dir) was opened for another index: what is "
+                        "stored there is indexed");
     if (s->record.type == KVD_RECORD_VALUES)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "records of values alone: the index has their keys and cannot be another");
