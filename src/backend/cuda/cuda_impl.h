@@ -169,6 +169,22 @@ static __device__ __forceinline__ uint8_t *cuda_kv_row(const kvd_kv_layout &kv,
            (uint64_t)(in % kv.chunk_tokens) * kv.head_dim * elem;
 }
 
+/* Row number i of all rows that the sequences have, one behind the other: its sequence and its
+ * number in that; false: there are no so many. */
+static __device__ __forceinline__ bool cuda_find_row(const kvd_kv_seq *seq, uint32_t n_seq,
+                                                     uint32_t i, kvd_kv_seq *q, uint32_t *r)
+{
+    for (uint32_t s = 0; s < n_seq; s++) {
+        if (i < seq[s].n_row) {
+            *q = seq[s];
+            *r = i;
+            return true;
+        }
+        i -= seq[s].n_row;
+    }
+    return false;
+}
+
 static __device__ __forceinline__ float cuda_bf16_at(const void *row, uint32_t i)
 {
     return __uint_as_float((uint32_t)((const uint16_t *)row)[i] << 16);
