@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# CUDA sources live only under src/backend/cuda; everything else builds without nvcc.
-# Sets KVD_CUDA_OBJECTS and KVD_CUDA_LIBS, both empty without CUDA.
+# libkvdrive-cuda.so, the module that backend_load.c opens: the CUDA sources, which live only under
+# src/backend/cuda, and its own copy of the few C files that they call.  Everything else builds
+# without nvcc, and one install runs with or without a GPU.
+#
+# KVD_CUDA_ARCHS: what machine code to make.  "all": sm_80, 86, 89, 90 and PTX for later ones (a
+# release); "90" is what a developer of one machine wants.
 
+set(KVD_CUDA_ARCHS all CACHE STRING "GPU architectures: all, or a list such as 90 or 80-real;90")
 file(GLOB KVD_CUDA_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.cu)
-if(KVD_CUDA STREQUAL "OFF" OR (KVD_CUDA STREQUAL "AUTO" AND NOT KVD_CUDA_SOURCES))
+if(KVD_CUDA STREQUAL "OFF" OR KVD_SANITIZE)
   return()
 endif()
 find_program(KVD_NVCC nvcc HINTS ENV CUDA_PATH PATH_SUFFIXES bin PATHS /usr/local/cuda)
@@ -14,21 +19,28 @@ if(NOT KVD_NVCC)
   endif()
   message(FATAL_ERROR "KVD_CUDA=ON, but nvcc was not found (PATH or CUDA_PATH)")
 endif()
-if(NOT KVD_CUDA_SOURCES)
-  message(STATUS "CUDA backend: no sources yet")
-  return()
-endif()
 
 set(CMAKE_CUDA_COMPILER ${KVD_NVCC})
-if(NOT CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80 90)
+if(KVD_CUDA_ARCHS STREQUAL "all")
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90)
+else()
+  set(CMAKE_CUDA_ARCHITECTURES ${KVD_CUDA_ARCHS})
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
-add_library(kvdrive_cuda OBJECT ${KVD_CUDA_SOURCES})
-set_target_properties(kvdrive_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 17
-                      CUDA_STANDARD_REQUIRED ON)
+
+add_library(kvdrive_cuda MODULE ${KVD_CUDA_SOURCES} src/base/alloc.c src/base/dtype.c
+            src/base/status.c src/os/os_module.c src/backend/cpu/cpu_index_layout.c)
+set_target_properties(kvdrive_cuda PROPERTIES OUTPUT_NAME kvdrive-cuda
+                      CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden
+                      CUDA_RUNTIME_LIBRARY Static)
 target_include_directories(kvdrive_cuda PRIVATE include src)
-target_compile_definitions(kvdrive_objects PUBLIC KVD_HAVE_CUDA=1)
-set(KVD_CUDA_OBJECTS $<TARGET_OBJECTS:kvdrive_cuda>)
-set(KVD_CUDA_LIBS CUDA::cudart_static)
+target_compile_definitions(kvdrive_cuda PRIVATE KVD_DEBUG_LEVEL=${KVD_DEBUG_LEVEL})
+target_compile_options(kvdrive_cuda PRIVATE
+                       $<$<COMPILE_LANGUAGE:C>:${KVD_BASELINE} ${KVD_WARNINGS}>
+                       $<$<COMPILE_LANGUAGE:CUDA>:$<$<BOOL:${KVD_WERROR}>:-Werror=all-warnings>>)
+target_link_libraries(kvdrive_cuda PRIVATE ${CMAKE_DL_LIBS})
+set(map ${CMAKE_CURRENT_SOURCE_DIR}/packaging/libkvdrive-cuda.map)
+target_link_options(kvdrive_cuda PRIVATE LINKER:-z,defs LINKER:--version-script=${map})
+set_target_properties(kvdrive_cuda PROPERTIES LINK_DEPENDS ${map})
+install(TARGETS kvdrive_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

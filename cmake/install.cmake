@@ -12,7 +12,7 @@ if(NOT KVD_SANITIZE)
   add_custom_command(
     OUTPUT ${KVD_ARCHIVE} BYPRODUCTS ${KVD_ARCHIVE}.o
     COMMAND ${CMAKE_LINKER} -r -o ${KVD_ARCHIVE}.o
-            $<TARGET_OBJECTS:kvdrive_objects> ${KVD_CUDA_OBJECTS}
+            $<TARGET_OBJECTS:kvdrive_objects>
     COMMAND ${CMAKE_OBJCOPY} --localize-hidden ${KVD_ARCHIVE}.o
     COMMAND ${CMAKE_COMMAND} -E rm -f ${KVD_ARCHIVE}
     COMMAND ${CMAKE_AR} rcs ${KVD_ARCHIVE} ${KVD_ARCHIVE}.o

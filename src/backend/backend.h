@@ -8,12 +8,16 @@
  * is counted in elements between rows.  Outputs never overlap inputs unless an op says so.
  *
  * Memory: whatever an args struct points to, arrays of sequences and lists of blocks included, must
- * be memory the device reads: DEVICE or PINNED.  Where a backend is `unified` any memory will do,
- * and host code may use DEVICE memory as its own.  PINNED arrays are read when the op runs, so they
- * stay as they are until the stream has passed it.
+ * be memory the device reads, of kind DEVICE or PINNED of this backend; it is read when the op
+ * runs, so it stays as it is until the stream has passed it.  The struct itself is read during the
+ * call.  Where a backend is `unified` any memory will do, and host code may use DEVICE memory as
+ * its own.  Launches are shaped by scalars of the args and by reserved limits alone, so a sequence
+ * of ops may be recorded and replayed over other contents.  Errors of an op that has begun come out
+ * of stream_sync: KVD_E_DEVICE, after which the backend can only be closed.
  *
  * Backends: "ref" is plain C, one thread, no quantised activations, no contraction: the oracle.
- * "cpu" picks kernels per processor at open.  This header compiles as C11 and C++17.
+ * "cpu" picks kernels per processor at open.  "cuda" or "cuda:N", N the number of a GPU, is a
+ * module of its own, loaded on demand.  This header compiles as C11 and C++17.
  *
  * Thread: one thread at a time per backend. */
 #ifndef KVD_BACKEND_H
@@ -145,6 +149,7 @@ typedef struct kvd_kv_seq {
 /* Stores K (after RoPE) and V of the batch's tokens. */
 typedef struct kvd_kv_append_args {
     uint32_t          n_seq;
+    uint32_t          n_token; /* at least the sum of the sequences' n_row: shapes the launch */
     const kvd_kv_seq *seq;
     kvd_kv_layout     kv;
     uint64_t          k_stride, v_stride; /* between tokens */
@@ -156,6 +161,7 @@ typedef struct kvd_kv_append_args {
  * out = softmax(scale * q K^T) V. */
 typedef struct kvd_attn_args {
     uint32_t          n_seq, n_head;
+    uint32_t          n_token; /* as above */
     const kvd_kv_seq *seq;
     kvd_kv_layout     kv;
     uint64_t          q_stride, out_stride; /* between tokens */
@@ -536,7 +542,7 @@ typedef struct kvd_backend_limits {
 
 /* ---- the table ------------------------------------------------------------------- */
 
-#define KVD_BACKEND_ABI 1
+#define KVD_BACKEND_ABI 2
 typedef struct kvd_backend_ops {
     uint32_t    abi;
     const char *name;
@@ -547,17 +553,20 @@ typedef struct kvd_backend_ops {
     uint64_t (*reserve_bytes)(const kvd_backend *, const kvd_backend_limits *);
     kvd_status (*reserve)(kvd_backend *, const kvd_backend_limits *, kvd_err *);
 
+    /* Zeroed. */
     kvd_status (*mem_alloc)(kvd_backend *, kvd_mem_kind, uint64_t bytes, kvd_mem *out, kvd_err *);
     void (*mem_free)(kvd_backend *, kvd_mem *); /* zeroes *m; NONE and MAP are no-ops */
 
     kvd_status (*stream_open)(kvd_backend *, kvd_stream **out, kvd_err *);
-    void (*stream_close)(kvd_stream *); /* NULL is a no-op */
-    kvd_status (*stream_sync)(kvd_stream *, kvd_err *);
+    void (*stream_close)(kvd_stream *);                 /* NULL is a no-op */
+    kvd_status (*stream_sync)(kvd_stream *, kvd_err *); /* waits for all that was called on it */
     kvd_status (*event_open)(kvd_backend *, kvd_event **out, kvd_err *);
     void (*event_close)(kvd_event *);
     kvd_status (*event_record)(kvd_event *, kvd_stream *, kvd_err *);
     kvd_status (*event_wait)(kvd_event *, kvd_stream *, kvd_err *); /* stream waits for event */
     bool (*event_done)(const kvd_event *);
+    /* Between any kinds; ordered by the stream, and HOST and MAP memory may be read and written
+     * until then. */
     kvd_status (*copy)(kvd_stream *, kvd_mem dst, uint64_t dst_off, kvd_mem src, uint64_t src_off,
                        uint64_t bytes, kvd_err *);
 
@@ -591,7 +600,9 @@ struct kvd_backend {
 };
 
 typedef struct kvd_backend_params {
-    const char *name;          /* "cpu" or "ref"; NULL: "cpu" */
+    const char *name;          /* "cpu", "ref", "cuda" or "cuda:N"; NULL: "cpu" */
+    const char *module;        /* file of the module; NULL: looked for beside the program or the
+                                  library, and in the library directory beside the program's */
     const char *cpu_isa;       /* a name of os_isa; NULL: the best this machine runs */
     uint32_t    n_thread;      /* 0: as many as this process may use */
     bool        precise;       /* float activations in matmul, float queries in select */
@@ -599,7 +610,18 @@ typedef struct kvd_backend_params {
                                   how a prompt was cut into batches: same bits */
 } kvd_backend_params;
 
-/* A level the machine lacks is KVD_E_UNSUPPORTED, an unknown name KVD_E_INVAL. */
+/* What libkvdrive-NAME.so shows, by the function kvd_backend_module(). */
+typedef struct kvd_backend_module_info {
+    uint32_t abi; /* KVD_BACKEND_ABI */
+    const char
+        *version; /* KVD_VERSION_STRING of the build: ops and args are those of this version */
+    kvd_status (*open)(kvd_backend **out, const kvd_backend_params *p, kvd_err *err);
+} kvd_backend_module_info;
+#define KVD_BACKEND_MODULE_SYMBOL "kvd_backend_module"
+typedef const kvd_backend_module_info *(*kvd_backend_module_fn)(void);
+
+/* A level the machine lacks is KVD_E_UNSUPPORTED (no GPU, an old driver, no module as well),
+ * an unknown name KVD_E_INVAL. */
 kvd_status kvd_backend_open(kvd_backend **out, const kvd_backend_params *p, kvd_err *err);
 void       kvd_backend_close(kvd_backend *b); /* NULL is a no-op */
 

@@ -44,11 +44,21 @@ static void fill_cos_sin(kvd_session *s)
     }
 }
 
+static uint32_t count_rows(const kvd_kv_seq *part, uint32_t n_part)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < n_part; i++)
+        n += part[i].n_row;
+    return n;
+}
+
 kvd_status engine_append(const model_run *r, const kvd_kv_layout *layout, const kvd_kv_seq *part,
                          uint32_t n_part, kvd_err *err)
 {
     const kvd_kv_append_args a = {
         .n_seq    = n_part,
+        .n_token  = count_rows(part, n_part),
         .seq      = part,
         .kv       = *layout,
         .k_stride = (uint64_t)layout->n_kv_head * layout->head_dim,
@@ -70,6 +80,7 @@ kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
     const kvd_attn_args  a      = {
               .n_seq      = n_part,
               .n_head     = hp->n_head,
+              .n_token    = count_rows(part, n_part),
               .seq        = part,
               .kv         = *layout,
               .q_stride   = stride,

@@ -161,6 +161,18 @@ const char *os_huge_pages(char *out, size_t cap); /* "always", "madvise", "never
 bool os_direct_io(const char *dir);
 bool os_has_nvidia(void); /* an NVIDIA driver is loaded */
 
+/* ---- modules --------------------------------------------------------------------- */
+
+/* A shared library opened at run time; it stays in memory until the process ends. */
+typedef struct os_module os_module;
+/* NULL, and why in why, where it cannot be opened. */
+os_module *os_module_open(const char *path, char *why, size_t cap);
+/* The address of a function it exports, or NULL. */
+void *os_module_symbol(os_module *m, const char *name);
+/* The directory of the program or library that holds this code; false: unknown or out too small. */
+bool os_module_own_dir(char *out, size_t cap);
+bool os_file_exists(const char *path);
+
 /* ---- thread pool ----------------------------------------------------------------- */
 
 /* A fixed set of workers that run one job at a time together with the calling thread.  Workers

@@ -139,6 +139,7 @@ static kvd_status case_attn(const attn_case *c, kvd_backend *b, kvd_stream *st, 
     const uint64_t      stride = (uint64_t)c->sh.n_head * c->sh.head_dim;
     const kvd_attn_args a      = { .n_seq      = c->sh.n_seq,
                                    .n_head     = c->sh.n_head,
+                                   .n_token    = c->n_row,
                                    .seq        = c->seq,
                                    .kv         = c->kv,
                                    .q_stride   = stride,

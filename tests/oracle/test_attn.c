@@ -173,6 +173,7 @@ static void check_append(const attn_case *c, const char *isa, const uint8_t *wan
 {
     const uint64_t           stride = (uint64_t)c->sh.n_kv_head * c->sh.head_dim;
     const kvd_kv_append_args a      = { .n_seq    = c->sh.n_seq,
+                                        .n_token  = c->n_row,
                                         .seq      = c->seq,
                                         .kv       = c->kv,
                                         .k_stride = stride,

@@ -105,6 +105,7 @@ static void write_rows(world *w, kv_store *s, uint32_t seq, const float *stamp, 
     }
     for (uint32_t il = 0; il < N_LAYER; il++) {
         kvd_kv_append_args a = { .n_seq    = 1,
+                                 .n_token  = n,
                                  .seq      = &part,
                                  .kv       = kv_layout(s, il),
                                  .k_stride = row,

@@ -32,6 +32,9 @@ struct kvd_stream {
     cpu_backend *be;
 };
 
+/* cpu_backend.c: p->name is "cpu" (or NULL) or "ref" */
+kvd_status cpu_backend_open(kvd_backend **out, const kvd_backend_params *p, kvd_err *err);
+
 /* cpu_matmul.c: activation quantisation, work split, choice between dot products (few tokens) and
  * panels (many tokens). */
 uint64_t   cpu_matmul_scratch_bytes(const cpu_backend *be, const kvd_backend_limits *lim);

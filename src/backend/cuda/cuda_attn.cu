@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuda_attn.cu - exact causal attention: which kernel, how many splits, and their scratch. */
+#include "backend/cuda/cuda_attn.cuh"
+
+#define ATTN_SPLIT_MAX  128u
+#define ATTN_SPLIT_KEYS 128u /* a split of fewer is not worth its merge */
+#define ATTN_BLOCKS     4u   /* blocks per multiprocessor that splits aim at */
+#define ATTN_ROWS       64u  /* rows of one launch */
+#define ATTN_FIXED      16u  /* splits where the batch must not change a result */
+#define ATTN_DECODE     4u   /* rows a sequence, up to which rows go one by one */
+
+/* Splits of a row's keys: enough to fill the machine with n_row rows, from scalars and limits. */
+static uint32_t attn_n_split(const cuda_backend *be, uint32_t n_kv_head, uint32_t n_row)
+{
+    const uint64_t most =
+        kvd_max_u64(1, kvd_min_u64(ATTN_SPLIT_MAX, be->lim.n_ctx / ATTN_SPLIT_KEYS));
+
+    if (be->deterministic)
+        return (uint32_t)kvd_min_u64(ATTN_FIXED, most);
+    return (uint32_t)kvd_max_u64(1, kvd_min_u64(most, (uint64_t)ATTN_BLOCKS * be->n_sm /
+                                                          ((uint64_t)n_kv_head * n_row)));
+}
+
+/* The most that n_row * n_split comes to, with room for a KV head count unknown here. */
+uint64_t cuda_attn_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim)
+{
+    const uint64_t fixed = (uint64_t)ATTN_ROWS * ATTN_FIXED;
+    const uint64_t full  = (uint64_t)ATTN_BLOCKS * be->n_sm + ATTN_ROWS;
+    const uint64_t rows  = be->deterministic ? fixed : full;
+
+    return rows * lim->n_head * ((uint64_t)lim->head_dim + 2) * sizeof(float);
+}
+
+kvd_status cuda_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err)
+{
+    const cuda_backend *be    = cuda_enter(st);
+    const bool          exact = be->precise || be->deterministic;
+    uint32_t            n_split;
+
+    kvd_assert(a->n_head % a->kv.n_kv_head == 0 && a->kv.head_dim <= KVD_HEAD_DIM_MAX);
+    kvd_assert(a->n_token <= be->lim.n_token);
+    if (a->n_seq == 0 || a->n_token == 0)
+        return KVD_OK;
+    if (!exact && a->n_token > ATTN_DECODE * a->n_seq && cuda_attn_flash_can(&a->kv))
+        return cuda_attn_flash(a, st->s, err);
+    n_split = attn_n_split(be, a->kv.n_kv_head, (uint32_t)kvd_min_u64(a->n_token, ATTN_ROWS));
+    for (uint32_t row = 0; row < a->n_token; row += ATTN_ROWS) {
+        const uint32_t n     = (uint32_t)kvd_min_u64(ATTN_ROWS, a->n_token - row);
+        const uint64_t bytes = (uint64_t)n * a->n_head * n_split * (a->kv.head_dim + 2ull) * 4;
+        float         *part  = (float *)cuda_scratch_of(be, CUDA_SCRATCH_ATTN, bytes);
+
+        if (!be->precise && cuda_attn_decode_can(&a->kv))
+            cuda_attn_decode(a, row, n, n_split, part, st->s);
+        else
+            cuda_attn_rows(a, row, n, n_split, part, st->s);
+        if (n_split > 1)
+            cuda_attn_merge(a, row, n, n_split, part, st->s);
+    }
+    return cuda_launched("attn", err);
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuda_matmul.cu - matrix products: up to 8 tokens by cuda_gemv.cuh; more by cuBLASLt in bf16 with
+ * float sums, over weights that are dequantised a tile of rows at a time.
+ *
+ * Where cuBLASLt is missing, or float activations or a fixed order of sums are asked for, many
+ * tokens go 8 by 8 through the first; three or more by bf16 weights go through the second, which
+ * then reads weights as fast as the first does for one.
+ * Scratch: activations in integers | work space of the library | activations in bf16 | a tile of
+ * weights in bf16. */
+#include "backend/cuda/cuda_gemv.cuh"
+
+#define MM_WORK_BYTES (32ull << 20)
+#define MM_TILE_BYTES (128ull << 20) /* of weights; at least MM_TILE_ROWS rows */
+#define MM_TILE_ROWS  256u
+#define MM_PAD        8u /* elements: rows of bf16 begin on 16 bytes */
+#define MM_GEMM_BF16  3u /* tokens from which bf16 weights go to the library */
+
+/* Of one row in integers, and of up to 8 with their scales. */
+static uint64_t mm_int_cols(uint32_t n_col)
+{
+    return kvd_align_up(n_col, CUDA_DQ_STEP);
+}
+static uint64_t mm_int_bytes(uint32_t n_col)
+{
+    return kvd_align_up(GEMV_TOKENS * mm_int_cols(n_col) / 32 * (32 + sizeof(float)), 256);
+}
+
+static uint64_t mm_pad_cols(uint32_t n_col)
+{
+    return kvd_align_up(n_col, MM_PAD);
+}
+
+static uint64_t mm_x_bytes(uint32_t n_token, uint32_t n_col)
+{
+    return kvd_align_up((uint64_t)n_token * mm_pad_cols(n_col) * 2, 256);
+}
+
+static uint32_t mm_tile_rows(uint32_t n_col)
+{
+    const uint64_t rows = MM_TILE_BYTES / (2 * mm_pad_cols(n_col)) / MM_TILE_ROWS * MM_TILE_ROWS;
+
+    return (uint32_t)kvd_max_u64(rows, MM_TILE_ROWS);
+}
+
+uint64_t cuda_matmul_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim)
+{
+    const uint64_t tile = (uint64_t)MM_TILE_ROWS * mm_pad_cols(lim->n_col) * 2;
+
+    if (!be->lt || be->precise || be->deterministic || lim->n_token < MM_GEMM_BF16)
+        return mm_int_bytes(lim->n_col);
+    return mm_int_bytes(lim->n_col) + MM_WORK_BYTES + mm_x_bytes(lim->n_token, lim->n_col) +
+           kvd_max_u64(MM_TILE_BYTES, tile);
+}
+
+/* ---- few tokens ----------------------------------------------------------------------- */
+
+/* A warp 32 elements: the largest becomes 127; past n_col all is 0. */
+static __global__ void mm_int_kernel(const float *x, uint64_t x_stride, uint32_t n_col,
+                                     uint64_t n_pad, int8_t *q, float *d)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const uint64_t e    = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const uint64_t to   = blockIdx.y * n_pad + e;
+    const float    v    = e < n_col ? x[blockIdx.y * x_stride + e] : 0.0f;
+    const float    max  = cuda_warp_max(fabsf(v));
+
+    if (e >= n_pad)
+        return;
+    q[to] = (int8_t)__float2int_rn(max > 0.0f ? v * (127.0f / max) : 0.0f);
+    if (lane == 0)
+        d[to / 32] = max / 127.0f;
+}
+
+/* Fills in the integers of g's activations; quantised weights of any type use the same. */
+static void mm_ints(const cuda_backend *be, gemv_args *g, cudaStream_t s)
+{
+    uint8_t *p = (uint8_t *)cuda_scratch_of(be, CUDA_SCRATCH_MATMUL, mm_int_bytes(g->n_col));
+
+    g->xq_stride = mm_int_cols(g->n_col);
+    g->xq        = (const int8_t *)p;
+    g->xd        = (const float *)(p + GEMV_TOKENS * g->xq_stride);
+    mm_int_kernel<<<dim3(cuda_div_up(g->xq_stride, GEMV_THREADS), g->n_token), GEMV_THREADS, 0,
+                    s>>>(g->x, g->x_stride, g->n_col, g->xq_stride, (int8_t *)p, (float *)g->xd);
+}
+
+static bool mm_is_float(kvd_dtype type)
+{
+    return type == KVD_DTYPE_F32 || type == KVD_DTYPE_F16 || type == KVD_DTYPE_BF16;
+}
+
+static void mm_gemv_type(const gemv_args &g, uint32_t n_sm, bool wa, cudaStream_t s)
+{
+    const kvd_dtype type = g.out[0].w.type;
+    const bool      xa   = (uintptr_t)g.x % 16 == 0 && g.x_stride % 4 == 0;
+
+    if (mm_is_float(type))
+        cuda_gemv_float(type, g, n_sm, wa, xa, s);
+    else if (kvd_dtype_get(type)->block_len == KVD_BLOCK_SMALL)
+        cuda_gemv_small(type, g, n_sm, wa, s);
+    else
+        cuda_gemv_super(type, g, n_sm, wa, s);
+}
+
+/* Tokens [first, first + n), n <= 8; outputs of equal type in one launch. */
+static void mm_gemv(const cuda_backend *be, const kvd_matmul_args *a, uint32_t first, uint32_t n,
+                    cudaStream_t s)
+{
+    bool      done[KVD_MATMUL_OUT_MAX] = {};
+    gemv_args all                      = {};
+
+    all.n_token  = n;
+    all.n_col    = a->n_col;
+    all.x_stride = a->x_stride;
+    all.x        = a->x + first * a->x_stride;
+    for (uint32_t i = 0; i < a->n_out; i++) {
+        const bool wa = cuda_dq_aligned(&a->out[i].w);
+
+        if (done[i])
+            continue;
+        if (!be->precise && !all.xq && !mm_is_float(a->out[i].w.type))
+            mm_ints(be, &all, s);
+        gemv_args g = all;
+        for (uint32_t j = i; j < a->n_out; j++) {
+            kvd_matmul_out o = a->out[j];
+
+            if (done[j] || o.w.type != a->out[i].w.type || cuda_dq_aligned(&o.w) != wa)
+                continue;
+            done[j] = true;
+            if (o.w.n_row == 0)
+                continue;
+            o.y += first * o.y_stride;
+            g.out[g.n_out++] = o;
+            g.n_row += o.w.n_row;
+        }
+        if (g.n_row)
+            mm_gemv_type(g, be->n_sm, wa, s);
+    }
+}
+
+/* ---- many tokens ---------------------------------------------------------------------- */
+
+static __global__ void mm_round_x_kernel(const float *x, uint64_t x_stride, uint32_t n_col,
+                                         uint32_t n_pad, __nv_bfloat16 *to)
+{
+    const float   *row = x + blockIdx.x * x_stride;
+    __nv_bfloat16 *out = to + (uint64_t)blockIdx.x * n_pad;
+
+    for (uint32_t i = threadIdx.x; i < n_pad; i += blockDim.x)
+        out[i] = __float2bfloat16_rn(i < n_col ? row[i] : 0.0f);
+}
+
+/* A warp a row. */
+template <kvd_dtype T, bool A>
+static __global__ void mm_tile_kernel(kvd_weight w, uint32_t n_pad, __nv_bfloat16 *to)
+{
+    const uint32_t row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    if (row >= w.n_row)
+        return;
+    const uint8_t *from = (const uint8_t *)w.data + row * w.row_bytes;
+    __nv_bfloat16 *out  = to + (uint64_t)row * n_pad;
+
+    for (uint32_t step = 0; step * CUDA_DQ_STEP < w.n_col; step++) {
+        float v[16];
+
+        cuda_dq<T, A>::get(from, w.n_col, step, lane, v);
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++) {
+            const uint32_t e = cuda_dq<T, A>::at(step, lane, j); /* a multiple of 4, as n_pad */
+            if (e >= n_pad)
+                continue;
+            __nv_bfloat162 pair[2] = { __floats2bfloat162_rn(v[4 * j], v[4 * j + 1]),
+                                       __floats2bfloat162_rn(v[4 * j + 2], v[4 * j + 3]) };
+            *(uint2 *)(out + e)    = *(const uint2 *)pair;
+        }
+    }
+}
+
+struct mm_tile_launch {
+    kvd_weight     w;
+    uint32_t       n_pad;
+    __nv_bfloat16 *to;
+    cudaStream_t   s;
+
+    template <kvd_dtype T> void operator()() const
+    {
+        const uint32_t grid = cuda_div_up(w.n_row, GEMV_WARPS);
+
+        if (cuda_dq_aligned(&w))
+            mm_tile_kernel<T, true><<<grid, GEMV_THREADS, 0, s>>>(w, n_pad, to);
+        else
+            mm_tile_kernel<T, false><<<grid, GEMV_THREADS, 0, s>>>(w, n_pad, to);
+    }
+};
+
+/* y = bias, or y += bias, before the product is added. */
+static __global__ void mm_bias_kernel(kvd_matmul_out o)
+{
+    float *y = o.y + blockIdx.x * o.y_stride;
+
+    for (uint32_t i = threadIdx.x; i < o.w.n_row; i += blockDim.x)
+        y[i] = o.add ? y[i] + o.bias[i] : o.bias[i];
+}
+
+typedef struct mm_scratch {
+    uint8_t       *work;
+    __nv_bfloat16 *x, *tile;
+} mm_scratch;
+
+static kvd_status mm_gemm_out(const cuda_backend *be, const kvd_matmul_args *a,
+                              const kvd_matmul_out *o, const mm_scratch *m, cudaStream_t s,
+                              kvd_err *err)
+{
+    const uint32_t pad = (uint32_t)mm_pad_cols(a->n_col);
+    const bool     direct =
+        o->w.type == KVD_DTYPE_BF16 && cuda_dq_aligned(&o->w) && o->w.row_bytes == 2ull * pad;
+    const uint32_t step = direct ? o->w.n_row : mm_tile_rows(a->n_col);
+
+    if (o->bias && o->w.n_row)
+        mm_bias_kernel<<<a->n_token, GEMV_THREADS, 0, s>>>(*o);
+    for (uint32_t row = 0; row < o->w.n_row; row += step) {
+        const uint32_t   n = (uint32_t)kvd_min_u64(step, o->w.n_row - row);
+        const kvd_weight w = kvd_weight_rows(o->w, row, n);
+
+        if (!direct)
+            cuda_dq_visit(w.type, mm_tile_launch{ w, pad, m->tile, s });
+        KVD_TRY(cuda_lt_gemm(be->lt, s, a->n_token, n, pad, m->x, direct ? w.data : m->tile,
+                             o->add || o->bias ? 1.0f : 0.0f, o->y + row, o->y_stride, m->work,
+                             MM_WORK_BYTES, err));
+    }
+    return KVD_OK;
+}
+
+static kvd_status mm_gemm(const cuda_backend *be, const kvd_matmul_args *a, cudaStream_t s,
+                          kvd_err *err)
+{
+    const uint64_t x_bytes = mm_x_bytes(a->n_token, a->n_col);
+    const uint32_t pad     = (uint32_t)mm_pad_cols(a->n_col);
+    const uint64_t tile    = (uint64_t)mm_tile_rows(a->n_col) * pad * 2;
+    mm_scratch     m;
+
+    m.work = (uint8_t *)cuda_scratch_of(be, CUDA_SCRATCH_MATMUL,
+                                        mm_int_bytes(a->n_col) + MM_WORK_BYTES + x_bytes + tile) +
+             mm_int_bytes(a->n_col);
+    m.x    = (__nv_bfloat16 *)(m.work + MM_WORK_BYTES);
+    m.tile = (__nv_bfloat16 *)(m.work + MM_WORK_BYTES + x_bytes);
+    mm_round_x_kernel<<<a->n_token, GEMV_THREADS, 0, s>>>(a->x, a->x_stride, a->n_col, pad, m.x);
+    for (uint32_t i = 0; i < a->n_out; i++)
+        KVD_TRY(mm_gemm_out(be, a, &a->out[i], &m, s, err));
+    return cuda_launched("matmul", err);
+}
+
+/* Whether all weights can be the library's operands as they lie. */
+static bool mm_direct(const kvd_matmul_args *a)
+{
+    for (uint32_t i = 0; i < a->n_out; i++) {
+        const kvd_weight *w = &a->out[i].w;
+
+        if (w->type != KVD_DTYPE_BF16 || !cuda_dq_aligned(w) || w->row_bytes != 2ull * w->n_col)
+            return false;
+    }
+    return true;
+}
+
+kvd_status cuda_matmul(kvd_stream *st, const kvd_matmul_args *a, kvd_err *err)
+{
+    const cuda_backend *be = cuda_enter(st);
+
+    kvd_assert(a->n_out <= KVD_MATMUL_OUT_MAX);
+    kvd_assert(a->n_token <= be->lim.n_token && a->n_col <= be->lim.n_col);
+    if (be->lt && !be->precise && !be->deterministic &&
+        (a->n_token > GEMV_TOKENS || (a->n_token >= MM_GEMM_BF16 && mm_direct(a))))
+        return mm_gemm(be, a, st->s, err);
+    for (uint32_t t = 0; t < a->n_token; t += GEMV_TOKENS)
+        mm_gemv(be, a, t, (uint32_t)kvd_min_u64(GEMV_TOKENS, a->n_token - t), st->s);
+    return cuda_launched("matmul", err);
+}

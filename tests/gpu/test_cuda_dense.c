@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_cuda_dense.c - the CUDA backend's memory, and its dense ops against "ref".
+ * usage: test_cuda_dense MODULE [quick]   (quick: small shapes alone, for memory checkers)
+ *
+ * Errors are |got - want| / |want| over all outputs of a case; the bound of each op is beside it.
+ */
+#include "gpu/gpu_world.h"
+
+#include <stddef.h>
+
+#define FENCE 123456.0f /* between rows, where nothing may be written */
+
+static const char *module_file;
+static bool        quick;
+static gpu_world   W;
+
+static const kvd_dtype TYPES[] = { KVD_DTYPE_F32,  KVD_DTYPE_F16,  KVD_DTYPE_BF16, KVD_DTYPE_Q8_0,
+                                   KVD_DTYPE_Q4_0, KVD_DTYPE_Q4_1, KVD_DTYPE_Q5_0, KVD_DTYPE_Q5_1,
+                                   KVD_DTYPE_Q2_K, KVD_DTYPE_Q3_K, KVD_DTYPE_Q4_K, KVD_DTYPE_Q5_K,
+                                   KVD_DTYPE_Q6_K };
+
+static void check(const char *what, const float *got, const float *want, uint64_t n, double bound)
+{
+    const double e = gpu_error(got, want, n);
+
+    if (!(e <= bound))
+        fail_msg("%s: error %.3g, at most %.3g", what, e, bound);
+}
+
+/* The largest error of a group of cases, for the log. */
+static double worst;
+static void   check_worst(const char *what, const float *got, const float *want, uint64_t n,
+                          double bound)
+{
+    worst = fmax(worst, gpu_error(got, want, n));
+    check(what, got, want, n, bound);
+}
+
+/* ---- memory -------------------------------------------------------------------------- */
+
+static void test_memory(void **state)
+{
+    static const kvd_mem_kind kind[] = { KVD_MEM_HOST, KVD_MEM_PINNED, KVD_MEM_DEVICE };
+    const uint64_t            bytes  = 1000003;
+    const kvd_backend_ops    *ops    = W.dev->ops;
+    kvd_mem                   m[3], bad;
+    kvd_event                *ev;
+    kvd_stream               *other;
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(ops->mem_alloc(W.dev, kind[i], bytes, &m[i], NULL), KVD_OK);
+    assert_int_equal(ops->mem_alloc(W.dev, KVD_MEM_MAP, 1, &bad, NULL), KVD_E_INVAL);
+    assert_int_equal(ops->mem_alloc(W.dev, KVD_MEM_DEVICE, 1ull << 50, &bad, NULL), KVD_E_NOMEM);
+    assert_int_equal(ops->stream_open(W.dev, &other, NULL), KVD_OK);
+    assert_int_equal(ops->event_open(W.dev, &ev, NULL), KVD_OK);
+    for (uint64_t i = 0; i < bytes; i++) {
+        assert_int_equal(((uint8_t *)m[0].ptr)[i], 0);
+        ((uint8_t *)m[0].ptr)[i] = (uint8_t)(i * 7 + i / 251);
+    }
+    /* pageable -> device -> pinned (on another stream) -> device, shifted -> pageable */
+    assert_int_equal(ops->copy(W.st, m[2], 0, m[0], 0, bytes, NULL), KVD_OK);
+    assert_int_equal(ops->event_record(ev, W.st, NULL), KVD_OK);
+    assert_int_equal(ops->event_wait(ev, other, NULL), KVD_OK);
+    assert_int_equal(ops->copy(other, m[1], 0, m[2], 0, bytes, NULL), KVD_OK);
+    assert_int_equal(ops->copy(other, m[2], 5, m[1], 1, bytes - 5, NULL), KVD_OK);
+    assert_int_equal(ops->stream_sync(other, NULL), KVD_OK);
+    assert_true(ops->event_done(ev));
+    memset(m[0].ptr, 0, bytes);
+    assert_int_equal(ops->copy(W.st, m[0], 0, m[2], 0, bytes, NULL), KVD_OK);
+    assert_int_equal(ops->copy(W.st, m[0], 0, m[2], 0, 0, NULL), KVD_OK);
+    gpu_sync(&W);
+    for (uint64_t i = 5; i < bytes; i++)
+        assert_int_equal(((uint8_t *)m[0].ptr)[i], (uint8_t)((i - 4) * 7 + (i - 4) / 251));
+    ops->event_close(ev);
+    ops->stream_close(other);
+    for (int i = 0; i < 3; i++) {
+        ops->mem_free(W.dev, &m[i]);
+        assert_null(m[i].ptr);
+    }
+}
+
+static void test_names(void **state)
+{
+    static const char *const bad[] = { "cuda:", "cuda:x", "cuda:999", "cuda:1x" };
+    kvd_backend             *b;
+
+    (void)state;
+    for (uint32_t i = 0; i < KVD_COUNTOF(bad); i++) {
+        const kvd_backend_params p   = { .name = bad[i], .module = module_file };
+        kvd_err                  err = { 0 };
+
+        assert_int_not_equal(kvd_backend_open(&b, &p, &err), KVD_OK);
+        assert_null(b);
+        assert_non_null(strstr(err.msg, "cuda"));
+    }
+}
+
+/* ---- weights ---------------------------------------------------------------------------- */
+
+static void put_f16(uint8_t *at, float lo, float hi)
+{
+    const float    v = lo + (hi - lo) * kvd_rng_f32(&W.rng);
+    const uint16_t h = kvd_f32_to_f16(v);
+
+    memcpy(at, &h, sizeof(h));
+}
+
+/* Random bytes, then scales that are finite and moderate. */
+static void random_block(kvd_dtype type, uint8_t *b)
+{
+    const float    v  = gpu_normal(&W);
+    const uint16_t bf = kvd_f32_to_bf16(v);
+
+    for (uint32_t i = 0; i < kvd_dtype_get(type)->block_bytes; i++)
+        b[i] = (uint8_t)kvd_rng_u64(&W.rng);
+    if (type == KVD_DTYPE_F32)
+        memcpy(b, &v, 4);
+    else if (type == KVD_DTYPE_BF16)
+        memcpy(b, &bf, 2);
+    else if (type == KVD_DTYPE_Q2_K)
+        put_f16(b + offsetof(kvd_block_q2_k, d), 0.001f, 0.01f),
+            put_f16(b + offsetof(kvd_block_q2_k, dmin), 0.001f, 0.01f);
+    else if (type == KVD_DTYPE_Q3_K)
+        put_f16(b + offsetof(kvd_block_q3_k, d), -0.001f, 0.001f);
+    else if (type == KVD_DTYPE_Q6_K)
+        put_f16(b + offsetof(kvd_block_q6_k, d), -0.001f, 0.001f);
+    else
+        put_f16(b, 0.001f, type == KVD_DTYPE_F16 ? 1.0f : 0.01f);
+    if (type == KVD_DTYPE_Q4_1 || type == KVD_DTYPE_Q5_1 || type == KVD_DTYPE_Q4_K ||
+        type == KVD_DTYPE_Q5_K)
+        put_f16(b + 2, 0.001f, 0.05f);
+}
+
+/* shift: bytes from the start of the allocation, so from any alignment. */
+static gpu_buf random_weight(kvd_dtype type, uint32_t n_row, uint32_t n_col, uint32_t shift,
+                             kvd_weight *host, kvd_weight *dev)
+{
+    const uint64_t row_bytes = kvd_dtype_row_bytes(type, n_col);
+    const uint32_t step      = kvd_dtype_get(type)->block_bytes;
+    gpu_buf        b         = gpu_alloc(&W, row_bytes * n_row + shift);
+
+    for (uint64_t i = 0; i < row_bytes * n_row; i += step)
+        random_block(type, (uint8_t *)b.host + shift + i);
+    gpu_up(&W, &b);
+    *host = (kvd_weight){ type, n_row, n_col, row_bytes, (uint8_t *)b.host + shift };
+    *dev  = (kvd_weight){ type, n_row, n_col, row_bytes, (uint8_t *)b.dev.ptr + shift };
+    return b;
+}
+
+static uint32_t odd_col(kvd_dtype type, uint32_t n)
+{
+    const uint32_t len = kvd_dtype_get(type)->block_len;
+
+    return len == 1 ? n : (n + len - 1) / len * len;
+}
+
+/* ---- embedding, norms, RoPE, SwiGLU ------------------------------------------------------ */
+
+/* Dequantised weights: one rounding more or less, 1e-6. */
+static void test_embed(void **state)
+{
+    static const int32_t token[] = { 3, 0, 16, 16, 7 };
+    const uint32_t       n       = KVD_COUNTOF(token);
+
+    (void)state;
+    for (uint32_t i = 0; i < KVD_COUNTOF(TYPES) * 2; i++) {
+        const uint32_t n_col = odd_col(TYPES[i / 2], i % 2 ? 1023 : 1024);
+        kvd_weight     host, dev;
+        gpu_buf        t   = random_weight(TYPES[i / 2], 17, n_col, i % 2, &host, &dev);
+        gpu_buf        out = gpu_floats(&W, (uint64_t)n * n_col), id = gpu_alloc(&W, sizeof(token));
+        float         *want = calloc((size_t)n * n_col, sizeof(*want));
+        kvd_embed_args a    = { .n_token = n, .table = host, .token = token, .out = want };
+
+        memcpy(id.host, token, sizeof(token));
+        gpu_up(&W, &id);
+        assert_int_equal(W.ref->ops->embed(W.ref_st, &a, NULL), KVD_OK);
+        a.table = dev;
+        a.token = id.dev.ptr;
+        a.out   = out.dev.ptr;
+        assert_int_equal(W.dev->ops->embed(W.st, &a, NULL), KVD_OK);
+        a.n_token = 0;
+        assert_int_equal(W.dev->ops->embed(W.st, &a, NULL), KVD_OK);
+        gpu_down(&W, &out);
+        check(kvd_dtype_name(TYPES[i / 2]), out.host, want, (uint64_t)n * n_col, 1e-6);
+        free(want);
+        gpu_free(&W, &t);
+        gpu_free(&W, &out);
+        gpu_free(&W, &id);
+    }
+}
+
+/* Sums of squares in float: 2e-6. */
+static void test_rms_norm(void **state)
+{
+    static const uint32_t n_col[] = { 1, 33, 576, 4096, 14337 };
+
+    (void)state;
+    for (uint32_t i = 0; i < KVD_COUNTOF(n_col); i++) {
+        const uint64_t    stride = n_col[i] + 3, n = 5 * stride;
+        gpu_buf           x = gpu_floats(&W, n), w = gpu_floats(&W, n_col[i]);
+        float            *want = malloc((size_t)n * sizeof(*want));
+        kvd_rms_norm_args a    = { .n_row      = 5,
+                                   .n_col      = n_col[i],
+                                   .x_stride   = stride,
+                                   .out_stride = stride,
+                                   .x          = x.host,
+                                   .w          = w.host,
+                                   .out        = want,
+                                   .eps        = 1e-5f };
+
+        memcpy(want, x.host, (size_t)n * sizeof(*want));
+        assert_int_equal(W.ref->ops->rms_norm(W.ref_st, &a, NULL), KVD_OK);
+        a.x   = x.dev.ptr;
+        a.w   = w.dev.ptr;
+        a.out = x.dev.ptr; /* in place */
+        assert_int_equal(W.dev->ops->rms_norm(W.st, &a, NULL), KVD_OK);
+        gpu_down(&W, &x);
+        check("rms_norm", x.host, want, n, 2e-6);
+        free(want);
+        gpu_free(&W, &x);
+        gpu_free(&W, &w);
+    }
+}
+
+/* Both in place over [token][head][dim] with room between tokens: 2e-6. */
+static void test_heads(void **state)
+{
+    static const uint32_t dim[] = { 64, 80, 96, 128, 256, 6 };
+
+    (void)state;
+    for (uint32_t i = 0; i < KVD_COUNTOF(dim) * 2; i++) {
+        const uint32_t     d = dim[i / 2], n_rot = i % 2 ? d : d / 4 * 2, n_head = 7, n_token = 9;
+        const uint64_t     stride = (uint64_t)n_head * d + 5, n = n_token * stride;
+        gpu_buf            x = gpu_floats(&W, n), w = gpu_floats(&W, d);
+        gpu_buf            cs   = gpu_floats(&W, (uint64_t)n_token * n_rot);
+        float             *want = malloc((size_t)n * sizeof(*want));
+        kvd_head_norm_args a    = { n_token, n_head, d, stride, want, w.host, 1e-6f };
+        kvd_rope_args      r    = { n_token, n_head, d, n_rot, i % 2 == 0, stride, want, cs.host };
+
+        memcpy(want, x.host, (size_t)n * sizeof(*want));
+        assert_int_equal(W.ref->ops->head_norm(W.ref_st, &a, NULL), KVD_OK);
+        assert_int_equal(W.ref->ops->rope(W.ref_st, &r, NULL), KVD_OK);
+        a.x       = x.dev.ptr;
+        a.w       = w.dev.ptr;
+        r.x       = x.dev.ptr;
+        r.cos_sin = cs.dev.ptr;
+        assert_int_equal(W.dev->ops->head_norm(W.st, &a, NULL), KVD_OK);
+        assert_int_equal(W.dev->ops->rope(W.st, &r, NULL), KVD_OK);
+        gpu_down(&W, &x);
+        check("head_norm and rope", x.host, want, n, 2e-6);
+        free(want);
+        gpu_free(&W, &x);
+        gpu_free(&W, &w);
+        gpu_free(&W, &cs);
+    }
+}
+
+/* 1e-6. */
+static void test_swiglu(void **state)
+{
+    const uint32_t  n_token = 3, n_col = 1111;
+    const uint64_t  stride = n_col + 1, n = n_token * stride;
+    gpu_buf         g = gpu_floats(&W, n), u = gpu_floats(&W, n);
+    float          *want = malloc((size_t)n * sizeof(*want));
+    kvd_swiglu_args a    = { n_token, n_col, stride, stride, stride, g.host, u.host, want };
+
+    (void)state;
+    ((float *)g.host)[0] = -200.0f; /* exp overflows: 0, not NaN */
+    ((float *)g.host)[1] = 90.0f;
+    gpu_up(&W, &g);
+    memcpy(want, g.host, (size_t)n * sizeof(*want));
+    assert_int_equal(W.ref->ops->swiglu(W.ref_st, &a, NULL), KVD_OK);
+    a.gate = g.dev.ptr;
+    a.up   = u.dev.ptr;
+    a.out  = g.dev.ptr; /* in place */
+    assert_int_equal(W.dev->ops->swiglu(W.st, &a, NULL), KVD_OK);
+    gpu_down(&W, &g);
+    check("swiglu", g.host, want, n, 1e-6);
+    free(want);
+    gpu_free(&W, &g);
+    gpu_free(&W, &u);
+}
+
+/* ---- matrix products ---------------------------------------------------------------------- */
+
+typedef struct mm_case {
+    uint32_t n_token, n_col, n_out, shift;
+    uint32_t n_row[KVD_MATMUL_OUT_MAX];
+    bool     bias, add;
+} mm_case;
+
+/* Floats by floats: 3e-6.  Quantised weights take activations in 8 bits: 2e-2, and bf16 weights
+ * of three tokens or more take them in bf16. */
+static double few_bound(const mm_case *c, kvd_dtype type)
+{
+    if (type == KVD_DTYPE_BF16)
+        return c->n_token >= 3 ? 4e-3 : 3e-6;
+    return kvd_dtype_get(type)->block_len == 1 ? 3e-6 : 2e-2;
+}
+
+/* A case with its outputs of types t, t + 1, ...: of the same type where mixed is false.
+ * bound 0: few_bound(). */
+static void check_matmul(gpu_world *w, const mm_case *c, uint32_t t, bool mixed, double bound)
+{
+    const kvd_dtype first    = TYPES[t % KVD_COUNTOF(TYPES)];
+    const uint32_t  n_col    = odd_col(mixed ? KVD_DTYPE_Q4_K : first, c->n_col);
+    const uint64_t  x_stride = n_col + c->shift;
+    gpu_buf         x        = gpu_floats(w, c->n_token * x_stride), wt[4], bias[4], y[4];
+    kvd_matmul_args h = { c->n_token, n_col, c->n_out, x_stride, x.host, { { .add = false } } };
+    kvd_matmul_args d = { c->n_token, n_col, c->n_out, x_stride, x.dev.ptr, { { .add = false } } };
+
+    for (uint32_t i = 0; i < c->n_out; i++) {
+        const kvd_dtype type     = TYPES[(t + (mixed ? i : 0)) % KVD_COUNTOF(TYPES)];
+        const uint64_t  y_stride = c->n_row[i] + 2, n = c->n_token * y_stride;
+
+        wt[i]   = random_weight(type, c->n_row[i], n_col, c->shift, &h.out[i].w, &d.out[i].w);
+        bias[i] = gpu_floats(w, c->n_row[i]);
+        y[i]    = gpu_floats(w, n);
+        h.out[i] =
+            (kvd_matmul_out){ h.out[i].w, c->bias ? bias[i].host : NULL,
+                              malloc((size_t)(n ? n : 1) * sizeof(float)), y_stride, c->add };
+        d.out[i] = (kvd_matmul_out){ d.out[i].w, c->bias ? bias[i].dev.ptr : NULL, y[i].dev.ptr,
+                                     y_stride, c->add };
+        memcpy(h.out[i].y, y[i].host, (size_t)n * sizeof(float));
+    }
+    assert_int_equal(w->ref->ops->matmul(w->ref_st, &h, NULL), KVD_OK);
+    assert_int_equal(w->dev->ops->matmul(w->st, &d, NULL), KVD_OK);
+    for (uint32_t i = 0; i < c->n_out; i++) {
+        gpu_down(w, &y[i]);
+        check_worst(kvd_dtype_name(h.out[i].w.type), y[i].host, h.out[i].y,
+                    c->n_token * h.out[i].y_stride,
+                    bound > 0.0 ? bound : few_bound(c, h.out[i].w.type));
+        free(h.out[i].y);
+        gpu_free(w, &wt[i]);
+        gpu_free(w, &bias[i]);
+        gpu_free(w, &y[i]);
+    }
+    gpu_free(w, &x);
+}
+
+static const mm_case FEW[] = {
+    { 1, 1024, 1, 0, { 33 }, false, false },     { 1, 4096, 1, 0, { 9001 }, false, false },
+    { 2, 512, 3, 0, { 5, 1, 17 }, true, false }, { 3, 1999, 1, 1, { 7 }, true, true },
+    { 4, 2304, 2, 4, { 40, 8 }, false, true },   { 5, 768, 4, 0, { 1, 2, 3, 100 }, true, true },
+    { 8, 1536, 1, 0, { 65 }, false, false },     { 7, 31, 2, 3, { 16, 0 }, true, false },
+    { 0, 256, 1, 0, { 4 }, false, false },
+};
+
+static void test_matmul_few(void **state)
+{
+    (void)state;
+    worst = 0.0;
+    for (uint32_t i = 0; i < KVD_COUNTOF(FEW); i++) {
+        for (uint32_t t = 0; t < KVD_COUNTOF(TYPES); t++) {
+            if (!quick || FEW[i].n_row[0] < 1000)
+                check_matmul(&W, &FEW[i], t, i % 2, 0.0);
+        }
+    }
+    printf("matmul, few tokens: error at most %.2g\n", worst);
+}
+
+/* Weights and activations in bf16: 4e-3. */
+static void test_matmul_many(void **state)
+{
+    static const mm_case many[] = {
+        { 9, 1024, 1, 0, { 64 }, false, false }, { 70, 768, 2, 0, { 130, 33 }, true, false },
+        { 33, 1999, 1, 1, { 77 }, true, true },  { 130, 2304, 3, 4, { 40, 8, 1 }, false, true },
+        { 16, 31, 1, 0, { 5 }, false, false },   { 300, 4096, 1, 0, { 20000 }, false, true },
+    };
+
+    (void)state;
+    worst = 0.0;
+    for (uint32_t i = 0; i < KVD_COUNTOF(many); i++) {
+        const bool large = many[i].n_row[0] > 1000;
+
+        for (uint32_t t = 0; t < KVD_COUNTOF(TYPES); t++) {
+            if (!large || (!quick && (TYPES[t] == KVD_DTYPE_BF16 || TYPES[t] == KVD_DTYPE_Q4_0)))
+                check_matmul(&W, &many[i], t, i % 2, 4e-3);
+        }
+    }
+    printf("matmul, many tokens: error at most %.2g\n", worst);
+}
+
+/* "precise" keeps floats however many tokens there are. */
+static void test_matmul_precise(void **state)
+{
+    const mm_case            c   = { 19, 768, 1, 0, { 50 }, true, true };
+    const kvd_backend_limits lim = { .n_token = 32, .n_seq = 1, .n_col = 4096 };
+    gpu_world                p;
+
+    (void)state;
+    assert_true(gpu_open_with(&p, module_file, true, false));
+    gpu_reserve(&p, &lim);
+    for (uint32_t t = 0; t < KVD_COUNTOF(TYPES); t++) {
+        check_matmul(&p, &c, t, false, 3e-6);
+        for (uint32_t i = 0; i < KVD_COUNTOF(FEW); i++) {
+            if (FEW[i].n_row[0] < 1000)
+                check_matmul(&p, &FEW[i], t, i % 2, 3e-6);
+        }
+    }
+    gpu_close(&p);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_memory),         cmocka_unit_test(test_names),
+        cmocka_unit_test(test_embed),          cmocka_unit_test(test_rms_norm),
+        cmocka_unit_test(test_heads),          cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_matmul_few),     cmocka_unit_test(test_matmul_many),
+        cmocka_unit_test(test_matmul_precise),
+    };
+    const kvd_backend_limits lim = { .n_token = 300, .n_seq = 1, .n_col = 4096 };
+    int                      failed;
+
+    module_file = argc > 1 ? argv[1] : NULL;
+    quick       = argc > 2 && strcmp(argv[2], "quick") == 0;
+    if (!gpu_open(&W, argc, argv))
+        return GPU_SKIP;
+    printf("%s\n", W.dev->isa);
+    gpu_reserve(&W, &lim);
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    gpu_close(&W);
+    return failed;
+}
