@@ -110,6 +110,10 @@ void       kv_tier_close(kv_store *s);
 /* A host record for a chunk, or KV_NO_HOST; chunks from first on leave the lane's list. */
 uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk);
 void     kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first);
+/* Chunks [first, end), new and on the stage, get host records where their averages are among the
+ * lane's highest, of equals the later; older chunks may lose theirs.  newest: all that there is
+ * room for, since what was attended until now is likely to be selected. */
+void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, bool newest);
 
 /* Where sealed blocks are on disk.  bind: of all blocks below end, after they were put; KVD_E_FULL
  * where the block store has not taken them. */

@@ -51,8 +51,9 @@ typedef struct kv_step {
 } kv_step;
 
 typedef struct kv_prompt {
-    uint32_t seq, n_new;
-    uint32_t first, end; /* blocks that become sealed */
+    uint32_t        seq, n_new;
+    uint32_t        first, end; /* blocks that become sealed */
+    kv_prompt_query last;       /* of the layer that is closing */
 } kv_prompt;
 
 typedef struct kv_tier kv_tier;
@@ -230,6 +231,9 @@ kvd_status kv_keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
                          kvd_err *err);
 kvd_status kv_fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq, kvd_err *err);
 kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_sealed, kvd_err *err);
+
+/* kv_prompt.c: chooses which records of a closing layer the host tier gets. */
+kvd_status kv_prompt_place(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err);
 
 /* kv_step.c: asserts that slot maps and slots agree. */
 void kv_check_windows(const kv_store *s);

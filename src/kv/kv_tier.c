@@ -32,7 +32,7 @@ struct kv_tier {
     kvd_stream   *st;   /* of the step whose records are on their way */
     kv_arrival   *run;  /* [READS_MAX] what a batch reads */
     kv_disk_read *read; /* [READS_MAX] */
-    uint64_t     *rank; /* [quota] */
+    uint64_t     *rank; /* [n_chunk_max], and at least quota */
     uint32_t      lag;
     uint64_t      n_start; /* flights so far */
     uint32_t     *turn;    /* [n_layer] steps so far */
@@ -74,7 +74,10 @@ uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_
     return sizeof(kv_tier) + kv_n_lane(p) * 4 + host_bytes / record_bytes * 4 +
            p->n_seq * (blocks * (sizeof(kv_disk_unit) + 1) + 4) +
            READS_MAX * (sizeof(kv_disk_read) + sizeof(kv_arrival)) +
-           host_bytes / record_bytes / kv_n_lane(p) * 8 + late_bytes(p) +
+           kvd_max_u64(host_bytes / record_bytes / kv_n_lane(p),
+                       blocks * (KV_BLOCK_TOKENS / p->chunk_tokens)) *
+               8 +
+           late_bytes(p) +
            p->n_layer *
                (kv_tier_lag(p) * (sizeof(kv_flight) + arrivals_max(p) * sizeof(kv_arrival) +
                                   kv_disk_late_bytes(1, kv_tier_late_reads(p))) +
@@ -104,7 +107,7 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t->in_unit      = kvd_calloc(blocks, sizeof(*t->in_unit));
     t->read         = kvd_calloc(READS_MAX, sizeof(*t->read));
     t->run          = kvd_calloc(READS_MAX, sizeof(*t->run));
-    t->rank         = kvd_calloc(t->quota, sizeof(*t->rank));
+    t->rank         = kvd_calloc((size_t)kvd_max_u64(t->quota, s->n_chunk_max), sizeof(*t->rank));
     t->turn         = kvd_calloc(p->n_layer, sizeof(*t->turn));
     t->flight       = kvd_calloc(flights, sizeof(*t->flight));
     t->arrival      = kvd_calloc(flights * t->arrivals_max, sizeof(*t->arrival));
@@ -167,6 +170,36 @@ void kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first)
     }
     if (t)
         t->n_host[lane] = n;
+}
+
+void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, bool newest)
+{
+    kv_tier        *t    = s->tier;
+    uint32_t       *list = t->list + lane * t->quota, *host = s->host_of + lane * s->n_chunk_max;
+    const uint16_t *ema = s->ema + lane * s->n_chunk_max;
+    uint32_t        m   = 0, drop;
+
+    for (uint32_t i = 0; i < t->n_host[lane]; i++)
+        t->rank[m++] = (uint64_t)ema[list[i]] << 32 | list[i];
+    for (uint32_t c = first; c < end; c++)
+        t->rank[m++] = (uint64_t)(newest ? UINT16_MAX : ema[c]) << 32 | c;
+    drop = m > t->quota ? m - t->quota : 0;
+    kvd_select_least(t->rank, m, drop);
+    for (uint32_t i = 0; i < drop; i++) {
+        uint32_t *of = &host[(uint32_t)t->rank[i]];
+
+        if (*of != KV_NO_HOST)
+            s->hfree_stack[s->n_hfree++] = *of;
+        *of = KV_NO_HOST;
+    }
+    for (uint32_t i = drop; i < m; i++) {
+        const uint32_t c = (uint32_t)t->rank[i];
+
+        if (host[c] == KV_NO_HOST)
+            host[c] = s->hfree_stack[--s->n_hfree];
+        list[i - drop] = c;
+    }
+    t->n_host[lane] = m - drop;
 }
 
 static void keep_on_host(kv_store *s, const kv_arrival *a, uint32_t record)

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "kv/kv_cache.h"
 #include "support/disk_model.h"
 
 enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 330 };
@@ -440,6 +441,55 @@ static void test_disk_tier(void **state)
     kvd_model_close(m);
 }
 
+/* Where the host tier has not room for all, it has what matters most to the prompt's last queries;
+ * of what the first step asks for, less is on disk then than if it had the prompt's beginning. */
+static void test_placement(void **state)
+{
+    kvd_model   *m = open_model("qwen3");
+    kvd_session *s;
+    kvd_stats    c      = { .struct_size = sizeof(c) };
+    uint64_t     n_lane = 0, n_in_order = 0, known, cold;
+    uint32_t     n_chunk = 0, n_differ = 0;
+
+    (void)state;
+    cold    = run(m, KVD_ATTENTION_SPARSE, false, 0, N_PROMPT, N_PROMPT, NULL);
+    kv_host = 200000;
+    s       = open_session(m, KVD_ATTENTION_SPARSE, true, small_device(m));
+    prefill(s, N_PROMPT, N_PROMPT, 0);
+    n_lane  = kv_n_lane(&s->kv->params);
+    n_chunk = s->kv->seq[0].n_sealed / s->kv->params.chunk_tokens;
+    for (uint64_t lane = 0; lane < n_lane; lane++) {
+        const uint32_t *host = s->kv->host_of + lane * s->kv->n_chunk_max;
+        const uint16_t *ema  = s->kv->ema + lane * s->kv->n_chunk_max;
+        uint32_t        n = 0, least = UINT32_MAX, most = 0;
+
+        for (uint32_t i = 0; i < n_chunk; i++) {
+            n += host[i] != KV_NO_HOST;
+            if (host[i] != KV_NO_HOST)
+                least = ema[i] < least ? ema[i] : least;
+            else
+                most = ema[i] > most ? ema[i] : most;
+        }
+        assert_true(n == s->kv->n_hrecord / n_lane && n < n_chunk && most <= least && most > 0);
+        for (uint32_t i = 0; i < n; i++)
+            n_differ += host[i] == KV_NO_HOST;
+    }
+    assert_true(n_differ > 0);
+    generate(s, 1, NULL);
+    for (uint64_t i = 0; i < n_lane * s->kv->slots_max; i++)
+        n_in_order +=
+            s->kv->chunk_of[i] != KVD_CHUNK_NONE && s->kv->chunk_of[i] >= s->kv->n_hrecord / n_lane;
+    kvd_session_get_stats(s, &c);
+    print_message("the first step reads %llu records from disk, %llu if the host had the first\n",
+                  (unsigned long long)c.n_disk, (unsigned long long)n_in_order);
+    assert_true(c.n_disk < n_in_order);
+    kvd_session_close(s);
+    remove_dir(NULL);
+    assert_true(run(m, KVD_ATTENTION_SPARSE, true, small_device(m), N_PROMPT, N_PROMPT, &known) ==
+                cold);
+    kvd_model_close(m);
+}
+
 /* The same with packed records, whose text is not that of others but the same everywhere. */
 static void test_disk_tier_packed(void **state)
 {
@@ -570,6 +620,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_plans_are_told_apart, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_lags_are_told_apart, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_placement, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_packed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_steps, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_segments, make_dir, remove_dir),
