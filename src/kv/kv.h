@@ -57,7 +57,6 @@ typedef struct kv_params {
 
     kvd_trace *trace; /* NULL: none.  Outlives the store */
     bool       lazy;  /* restore an index without its records: never resident, host tier a cache */
-    bool       disk_by_likeness; /* segments in cluster order, not token order */
     /* Steps after which a miss on disk that is not urgent belongs to the window at the latest; 0:
      * 1.  With more the window depends on the disk's speed. */
     uint32_t                   disk_lag;

@@ -3,8 +3,9 @@
  * the block store.
  *
  * Every sealed block is in the store and referenced, so it is not evicted there.  The host tier is
- * then an inclusive cache: a lane has a fixed share of it, filled as blocks are sealed, and from
- * then on by score: what was read from disk replaces what has a lower average score.
+ * then an inclusive cache: a lane has a fixed share of it, filled as blocks are sealed, or by the
+ * first read of all of them, and from then on by score: what was read from disk replaces what has a
+ * lower average score.
  *
  * A step reads its urgent misses at once and starts the others, a *flight*; it is waited for when
  * the lag-th step after it comes to the layer (the next one, unless --disk-lag is more).  With a
@@ -202,11 +203,12 @@ void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, boo
     t->n_host[lane] = m - drop;
 }
 
-static void keep_on_host(kv_store *s, const kv_arrival *a, uint32_t record)
+/* A record that lies packed at an offset of the pool. */
+static void keep_on_host(kv_store *s, uint64_t lane, uint32_t chunk, uint64_t at, uint32_t record)
 {
-    memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes,
-           (const uint8_t *)s->pool.ptr + kv_packed_at(s, a->at, 1), (size_t)s->packed_bytes);
-    s->host_of[a->lane * s->n_chunk_max + a->chunk] = record;
+    memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes, (const uint8_t *)s->pool.ptr + at,
+           (size_t)s->packed_bytes);
+    s->host_of[lane * s->n_chunk_max + chunk] = record;
 }
 
 /* Arrivals of one lane take what is free of its share of the host tier, then the places of records
@@ -219,7 +221,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
     uint32_t        m, k;
 
     for (; n > 0 && t->n_host[lane] < t->quota; a++, n--)
-        keep_on_host(s, a, kv_tier_take(s, lane, a->chunk));
+        keep_on_host(s, lane, a->chunk, kv_packed_at(s, a->at, 1), kv_tier_take(s, lane, a->chunk));
     m = t->n_host[lane];
     k = n < m ? n : m;
     for (uint32_t i = 0; i < m && k > 0; i++)
@@ -230,7 +232,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
 
         if (ema[a[i].chunk] <= ema[victim])
             continue;
-        keep_on_host(s, &a[i], host[victim]);
+        keep_on_host(s, lane, a[i].chunk, kv_packed_at(s, a[i].at, 1), host[victim]);
         host[victim] = KV_NO_HOST;
         list[at]     = a[i].chunk;
     }
@@ -362,6 +364,23 @@ uint32_t kv_seq_lost(const kv_store *s, uint32_t seq)
     return b == UINT32_MAX ? UINT32_MAX : b * KV_BLOCK_TOKENS;
 }
 
+/* What all of a layer's records were read for may as well stay, while the lane has a share left:
+ * the latest chunks, which are selected most.  a lies packed. */
+static void keep_run(kv_store *s, const kv_arrival *a)
+{
+    const kv_tier  *t       = s->tier;
+    const uint32_t *host    = s->host_of + a->lane * s->n_chunk_max;
+    const uint32_t  n_chunk = s->seq[a->seq].n_sealed / s->params.chunk_tokens;
+
+    for (uint32_t i = 0; i < a->n; i++) {
+        const uint32_t chunk = a->chunk + i, left = t->quota - t->n_host[a->lane];
+
+        if (left > 0 && chunk + left >= n_chunk && host[chunk] == KV_NO_HOST)
+            keep_on_host(s, a->lane, chunk, kv_packed_at(s, a->at, a->n) + i * s->packed_bytes,
+                         kv_tier_take(s, a->lane, chunk));
+    }
+}
+
 /* Reads n listed runs of one sequence and unpacks them. */
 static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err)
 {
@@ -377,6 +396,7 @@ static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err
     for (uint32_t i = 0; i < n && rc == KVD_OK; i++) {
         const kv_arrival *a = &t->run[i];
 
+        keep_run(s, a);
         KVD_TRY(kv_unpack_run(s, st, a->seq, (uint32_t)(a->lane - kv_lane(s, a->seq, 0)), a->chunk,
                               a->n, a->at, err));
     }

@@ -36,12 +36,11 @@ static kvd_model *open_model(const char *name)
     return m;
 }
 
-static kvd_resume      resume_mode;
-static kvd_cache_order cache_order;
-static uint32_t        n_ctx = N_CTX;
-static kvd_kv_record   record;
-static uint32_t        disk_lag;
-static uint64_t        kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
+static kvd_resume    resume_mode;
+static uint32_t      n_ctx = N_CTX;
+static kvd_kv_record record;
+static uint32_t      disk_lag;
+static uint64_t      kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
 
 static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device)
 {
@@ -49,19 +48,18 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     kvd_session_params   p = KVD_SESSION_PARAMS_INIT;
     kvd_session         *s;
 
-    a.mode        = mode;
-    a.budget      = 96;
-    a.min_mass    = -1.0f;
-    p.n_ctx       = n_ctx;
-    p.cache_order = cache_order;
-    p.n_batch     = N_BATCH;
-    p.kv_device   = kv_device;
-    p.cache_dir   = cache ? dir : NULL;
-    p.kv_host     = cache && kv_device ? kv_host : 0;
-    p.attention   = &a;
-    p.resume      = resume_mode;
-    p.kv_record   = record;
-    p.disk_lag    = disk_lag;
+    a.mode      = mode;
+    a.budget    = 96;
+    a.min_mass  = -1.0f;
+    p.n_ctx     = n_ctx;
+    p.n_batch   = N_BATCH;
+    p.kv_device = kv_device;
+    p.cache_dir = cache ? dir : NULL;
+    p.kv_host   = cache && kv_device ? kv_host : 0;
+    p.attention = &a;
+    p.resume    = resume_mode;
+    p.kv_record = record;
+    p.disk_lag  = disk_lag;
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     return s;
@@ -154,7 +152,6 @@ static int make_dir(void **state)
     disk_lag    = 0;
     resume_mode = KVD_RESUME_EXACT;
     record      = KVD_KV_RECORD_SAME;
-    cache_order = KVD_CACHE_ORDER_TOKEN;
     n_ctx       = N_CTX;
     snprintf(dir, sizeof(dir), "/tmp/kvd-test-cache.XXXXXX");
     return mkdtemp(dir) == NULL;
@@ -484,6 +481,17 @@ static void test_placement(void **state)
                   (unsigned long long)c.n_disk, (unsigned long long)n_in_order);
     assert_true(c.n_disk < n_in_order);
     kvd_session_close(s);
+
+    /* Restored, it keeps of what the last token read what came last. */
+    s = open_session(m, KVD_ATTENTION_SPARSE, true, small_device(m));
+    assert_int_equal(prefill(s, N_PROMPT, N_PROMPT, 0), N_PROMPT - 1);
+    for (uint64_t lane = 0; lane < n_lane; lane++) {
+        const uint32_t *host = s->kv->host_of + lane * s->kv->n_chunk_max;
+
+        for (uint32_t i = 0; i < n_chunk; i++)
+            assert_true((host[i] != KV_NO_HOST) == (i + s->kv->n_hrecord / n_lane >= n_chunk));
+    }
+    kvd_session_close(s);
     remove_dir(NULL);
     assert_true(run(m, KVD_ATTENTION_SPARSE, true, small_device(m), N_PROMPT, N_PROMPT, &known) ==
                 cold);
@@ -546,7 +554,7 @@ static void test_disk_tier_steps(void **state)
     kvd_model_close(m);
 }
 
-/* A prompt long enough for a segment of 16 blocks, whose records lie in either order. */
+/* A prompt long enough for a segment of 16 blocks. */
 static void test_segments(void **state)
 {
     kvd_model *m = open_model("llama");
@@ -556,19 +564,15 @@ static void test_segments(void **state)
     n_ctx = 5500;
     small = small_device(m);
     want  = run(m, KVD_ATTENTION_SPARSE, false, 0, 4700, 4700, NULL);
-    for (uint32_t i = 0; i < 2; i++) {
-        cache_order = i ? KVD_CACHE_ORDER_LIKENESS : KVD_CACHE_ORDER_TOKEN;
-        remove_dir(NULL);
-        for (uint32_t round = 0; round < 3; round++) {
-            kv_host = round == 2 ? 100000 : 0;
-            assert_true(run(m, KVD_ATTENTION_SPARSE, true, round ? small : 0, 4700, 4700, &known) ==
-                        want);
-            assert_int_equal(known, round ? 4699 : 0);
-        }
-        kv_host = 0; /* a prefix that ends inside the segment */
-        run(m, KVD_ATTENTION_SPARSE, true, small, 4200, 3000, &known);
-        assert_int_equal(known, 3000 / 256 * 256);
+    for (uint32_t round = 0; round < 3; round++) {
+        kv_host = round == 2 ? 100000 : 0;
+        assert_true(run(m, KVD_ATTENTION_SPARSE, true, round ? small : 0, 4700, 4700, &known) ==
+                    want);
+        assert_int_equal(known, round ? 4699 : 0);
     }
+    kv_host = 0; /* a prefix that ends inside the segment */
+    run(m, KVD_ATTENTION_SPARSE, true, small, 4200, 3000, &known);
+    assert_int_equal(known, 3000 / 256 * 256);
     kvd_model_close(m);
 }
 
