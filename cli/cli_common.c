@@ -172,7 +172,6 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
         p->cache_min_free = kvd_opts_size(o, "kv-disk-free");
         p->disk_lag       = (uint32_t)kvd_opts_int(o, "disk-lag");
         p->resume         = (kvd_resume)choice("exact|sparse", kvd_opts_text(o, "resume"));
-        p->cache_order = (kvd_cache_order)choice("token|likeness", kvd_opts_text(o, "disk-order"));
     }
     return attention_params(a, o, err);
 }

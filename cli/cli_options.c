@@ -110,9 +110,6 @@ const kvd_opt cli_options[] = {
     { "disk-lag", "", KVD_OPT_INT, "N", "1", 1, 64, EVAL & ~(uint32_t)CMD_BENCH,
       "steps after which a record from disk that its step does not wait for is attended at the "
       "latest; with more than 1 the text depends on the disk's speed" },
-    { "disk-order", "", KVD_OPT_CHOICE, "token|likeness", "token", NOLIM,
-      EVAL & ~(uint32_t)CMD_BENCH,
-      "how a long prompt's records lie on disk: in token order, or alike ones side by side" },
     { "resume", "", KVD_OPT_CHOICE, "exact|sparse", "exact", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
       "how a prompt goes on behind a prefix that --cache-dir knows: exact reads all of it; sparse "
       "takes up to 256 tokens as steps that read what they select" },

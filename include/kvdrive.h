@@ -236,11 +236,6 @@ typedef enum kvd_evict {                         /* what leaves the window first
                          KVD_EVICT_BY_RANDOM
 } kvd_evict;
 
-typedef enum kvd_cache_order { /* of records in a long prompt's extents on disk */
-                               KVD_CACHE_ORDER_TOKEN,
-                               KVD_CACHE_ORDER_LIKENESS /* alike ones side by side */
-} kvd_cache_order;
-
 typedef enum kvd_resume {                   /* what follows a prefix that the cache knows */
                           KVD_RESUME_EXACT, /* the rest of the prompt attends to everything */
                           KVD_RESUME_SPARSE /* a rest of at most 256 tokens attends sparsely, one by
@@ -307,11 +302,10 @@ typedef struct kvd_session_params {
 
     /* Prefix cache: sealed blocks of 256 tokens are kept in a directory, beyond the process, and
      * kvd_prefill() of an empty sequence takes the longest known prefix from there. */
-    const char     *cache_dir;      /* NULL: none.  Made if missing; one process at a time */
-    uint64_t        cache_bytes;    /* it may hold, the least recently used go; 0: no limit */
-    uint64_t        cache_min_free; /* bytes that stay free on its filesystem */
-    kvd_resume      resume;
-    kvd_cache_order cache_order;
+    const char *cache_dir;      /* NULL: none.  Made if missing; one process at a time */
+    uint64_t    cache_bytes;    /* it may hold, the least recently used go; 0: no limit */
+    uint64_t    cache_min_free; /* bytes that stay free on its filesystem */
+    kvd_resume  resume;
 
     const char *trace_path; /* NULL: none.  When the session is closed, what it did when is written
                                here: Chrome trace events (JSON), the last 262,144 of them */

@@ -9,6 +9,9 @@
 
 #include "engine/engine.h"
 
+#define PLACE_TOKENS 64u /* of a prompt's end, by whose queries its records are placed */
+#define PLACE_EVERY  4u  /* every so many of them: a quarter of the time */
+
 typedef struct prompt {
     kvd_session    *s;
     uint32_t        seq, n_past, n_token;
@@ -140,9 +143,24 @@ static kvd_status report(const prompt *p, uint32_t layer, uint32_t first, kvd_er
     return KVD_OK;
 }
 
+/* Queries of the last tokens, which the last batch has left in its buffer. */
+static kv_prompt_query last_queries(const prompt *p)
+{
+    const model_hparams *hp   = model_get_hparams(p->s->model->net);
+    const uint64_t       row  = (uint64_t)hp->n_head * hp->head_dim;
+    const uint32_t       last = (p->n_token - 1) % p->s->params.n_batch;
+    const uint32_t       n    = (uint32_t)kvd_min_u64(last, PLACE_TOKENS - 1) / PLACE_EVERY + 1;
+
+    return (kv_prompt_query){ .n_row    = n,
+                              .q_stride = row * PLACE_EVERY,
+                              .q        = p->s->buf.q + (last - (n - 1) * PLACE_EVERY) * row,
+                              .scale    = hp->attn_scale };
+}
+
 static kvd_status run_layers(prompt *p, kvd_err *err)
 {
-    kvd_session *s = p->s;
+    kvd_session          *s    = p->s;
+    const kv_prompt_query last = last_queries(p);
 
     for (uint32_t il = 0; il < model_get_hparams(s->model->net)->n_layer; il++) {
         const uint64_t t0 = kvd_trace_now(s->trace);
@@ -155,7 +173,7 @@ static kvd_status run_layers(prompt *p, kvd_err *err)
             KVD_TRY(report(p, il, first, err));
             KVD_TRY(trace_batch(p, il, first, err));
         }
-        KVD_TRY(kv_prompt_close(s->kv, s->model->stream, il, err));
+        KVD_TRY(kv_prompt_close(s->kv, s->model->stream, il, &last, err));
         kvd_trace_add(s->trace, KVD_TRACE_LAYER, t0, kvd_trace_now(s->trace), il, p->n_token);
     }
     return s->model->be->ops->stream_sync(s->model->stream, err);

@@ -137,13 +137,12 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .zone_tokens  = index ? sh->attention.params.zone : 0,
         .window_tokens =
             sparse ? engine_attention_largest(&sh->attention, p->n_ctx, p->chunk_tokens) : 0,
-        .cache_dir        = p->cache_dir,
-        .cache_bytes      = p->cache_bytes,
-        .cache_min_free   = p->cache_min_free,
-        .device_steps     = !m->be->unified,
-        .lazy             = p->resume == KVD_RESUME_SPARSE,
-        .disk_lag         = p->disk_lag,
-        .disk_by_likeness = p->cache_order == KVD_CACHE_ORDER_LIKENESS,
+        .cache_dir      = p->cache_dir,
+        .cache_bytes    = p->cache_bytes,
+        .cache_min_free = p->cache_min_free,
+        .device_steps   = !m->be->unified,
+        .lazy           = p->resume == KVD_RESUME_SPARSE,
+        .disk_lag       = p->disk_lag,
     };
 }
 

@@ -94,7 +94,7 @@ static kvd_status fill_tiers(synth *y, uint32_t n_past, kvd_err *err)
         if (rc == KVD_OK)
             rc = fill_layer(y, il, &l, block, n_past, y->n_token, err);
         if (rc == KVD_OK)
-            rc = kv_prompt_close(kv, st, il, err);
+            rc = kv_prompt_close(kv, st, il, NULL, err);
     }
     if (rc == KVD_OK)
         rc = kv_prompt_end(kv, err);

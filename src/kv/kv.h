@@ -61,7 +61,6 @@ typedef struct kv_params {
     bool
         device_steps; /* sparse steps go through without the host where they can: kv_step_begin() */
     bool lazy;        /* restore an index without its records: never resident, host tier a cache */
-    bool disk_by_likeness; /* segments in cluster order, not token order */
     /* Steps after which a miss on disk that is not urgent belongs to the window at the latest; 0:
      * 1.  With more the window depends on the disk's speed. */
     uint32_t                   disk_lag;
@@ -173,7 +172,17 @@ void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep)
 kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err);
 kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_layout *layout,
                           const uint64_t **block, kvd_err *err);
-kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err);
+/* The layer's queries of some of the prompt's last tokens, after RoPE; n_row 0: none are known. */
+typedef struct kv_prompt_query {
+    uint32_t     n_row;
+    uint64_t     q_stride;
+    const float *q; /* [row][n_head][head_dim] */
+    float        scale;
+} kv_prompt_query;
+/* last: what they attend to is likely to be asked for soon, so where the host tier has no room for
+ * all records it gets those.  That moves bytes only. */
+kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, const kv_prompt_query *last,
+                           kvd_err *err);
 kvd_status kv_prompt_end(kv_store *s, kvd_err *err); /* abort is left after a failure */
 void       kv_prompt_abort(kv_store *s);
 

@@ -77,16 +77,12 @@ uint64_t kv_cache_bytes(const kv_params *p)
     return sizeof(kv_cache) + STORE_BYTES +
            p->n_seq * (sizeof(kv_cache_seq) + blocks * (sizeof(kv_disk_key) + 1)) + segment +
            KV_DISK_SEGMENT_BLOCKS * kv_aux_bytes(p) +
-           p->n_kv_head * (blocks + 2) * sizeof(kv_disk_read) +
-           (p->disk_by_likeness ? KV_DISK_SEGMENT_BLOCKS * (uint64_t)KV_BLOCK_TOKENS /
-                                      p->chunk_tokens * (p->head_dim * 5ull + 4)
-                                : 0);
+           p->n_kv_head * (blocks + 2) * sizeof(kv_disk_read);
 }
 
 static kvd_status alloc_cache(kv_store *s, kv_cache *c, kvd_err *err)
 {
     const size_t blocks = s->blocks_max;
-    const size_t chunks = (size_t)KV_DISK_SEGMENT_BLOCKS * s->block_chunks;
 
     c->gather = kvd_malloc((size_t)kvd_max_u64(segment_bytes(s), tail_bytes(s)));
     c->aux    = kvd_malloc((size_t)(KV_DISK_SEGMENT_BLOCKS * s->index.head_stride));
@@ -94,14 +90,6 @@ static kvd_status alloc_cache(kv_store *s, kv_cache *c, kvd_err *err)
     c->seq    = kvd_calloc(s->params.n_seq, sizeof(*c->seq));
     c->keys   = kvd_calloc(s->params.n_seq * blocks, sizeof(*c->keys));
     c->made   = kvd_calloc(s->params.n_seq * blocks, sizeof(*c->made));
-    if (s->params.disk_by_likeness) {
-        c->order_work.mean   = kvd_calloc(chunks * s->params.head_dim, sizeof(float));
-        c->order_work.center = kvd_calloc(chunks / 16 * s->params.head_dim, sizeof(float));
-        c->order_work.member = kvd_calloc(chunks, sizeof(uint16_t));
-        c->order             = kvd_calloc(chunks, sizeof(uint16_t));
-        if (!c->order_work.mean || !c->order_work.center || !c->order_work.member || !c->order)
-            return kvd_fail(err, KVD_E_NOMEM, 0, "prefix cache: no memory for its tables");
-    }
     if (!c->gather || !c->aux || !c->read || !c->seq || !c->keys || !c->made)
         return kvd_fail(err, KVD_E_NOMEM, 0, "prefix cache: no memory for its tables");
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
@@ -156,10 +144,6 @@ void kv_cache_close(kv_store *s)
         return;
     (void)!kv_flush(s, &err);
     kv_disk_close(c->disk);
-    kvd_free(c->order_work.mean);
-    kvd_free(c->order_work.center);
-    kvd_free(c->order_work.member);
-    kvd_free(c->order);
     kvd_free(c->gather);
     kvd_free(c->aux);
     kvd_free(c->read);
@@ -306,36 +290,22 @@ static void gather_aux(const kv_store *s, uint32_t seq, uint32_t lane, const kv_
                (size_t)bytes);
 }
 
-static void order_lane(const kv_store *s, uint32_t head, const uint64_t *layer_at,
-                       const kv_cache_unit *u)
-{
-    uint64_t at[KV_DISK_SEGMENT_BLOCKS];
-
-    for (uint32_t i = 0; i < u->n; i++)
-        at[i] = layer_at[u->first + i] + head * s->layout.head_stride;
-    kv_order_lane(s, at, u->n, &s->cache->order_work, s->cache->order);
-}
-
 static void put_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t head,
                      const uint64_t *layer_at, kv_cache_unit *u)
 {
-    kv_cache      *c           = s->cache;
-    const uint32_t lane        = layer * s->params.n_kv_head + head;
-    const uint64_t bytes       = s->block_chunks * s->packed_bytes;
-    kvd_err        err         = { 0 };
-    kvd_status     rc          = KVD_OK;
-    const bool     by_likeness = c->order && u->n == KV_DISK_SEGMENT_BLOCKS;
+    kv_cache      *c     = s->cache;
+    const uint32_t lane  = layer * s->params.n_kv_head + head;
+    const uint64_t bytes = s->block_chunks * s->packed_bytes;
+    kvd_err        err   = { 0 };
+    kvd_status     rc    = KVD_OK;
 
-    if (by_likeness)
-        order_lane(s, head, layer_at, u);
     for (uint32_t i = 0; i < u->n && rc == KVD_OK; i++)
         rc = kv_pack_lane(s, st, seq, lane, u->first + i,
                           layer_at[u->first + i] + head * s->layout.head_stride,
                           c->gather + i * bytes, &err);
     gather_aux(s, seq, lane, u);
     if (rc == KVD_OK)
-        rc = kv_disk_put_lane(c->disk, u->put, lane, c->gather, by_likeness ? c->order : NULL,
-                              c->aux, &err);
+        rc = kv_disk_put_lane(c->disk, u->put, lane, c->gather, NULL, c->aux, &err);
     if (rc == KVD_OK)
         return;
     tell(c, &err);

@@ -32,21 +32,12 @@ typedef struct kv_cache_unit {
     uint32_t    first, n; /* blocks */
 } kv_cache_unit;
 
-/* What kv_order_lane() works in, for a segment. */
-typedef struct kv_order_work {
-    float    *mean;   /* [chunks][head_dim] */
-    float    *center; /* [chunks / 16][head_dim] */
-    uint16_t *member; /* [chunks] */
-} kv_order_work;
-
 typedef struct kv_cache {
     kv_disk      *disk;
     uint8_t      *gather; /* one lane of a segment, or of a tail */
     uint8_t      *aux;    /* index of a lane of a segment */
-    kv_order_work order_work;
-    uint16_t     *order; /* of a segment's lane; NULL: token order */
-    kv_disk_read *read;  /* [n_kv_head * (blocks_max + 2)] */
-    kv_cache_seq *seq;   /* [n_seq] */
+    kv_disk_read *read;   /* [n_kv_head * (blocks_max + 2)] */
+    kv_cache_seq *seq;    /* [n_seq] */
     kv_disk_key  *keys;
     uint8_t      *made;
     uint8_t       options[KV_DISK_PROV_BYTES]; /* of sparse steps */
@@ -64,10 +55,6 @@ kv_cache_prov kv_cache_prov_of(const kv_cache *c, uint8_t made, uint8_t variant)
 /* n tokens from position first on were generated. */
 void kv_cache_mark(kv_store *s, uint32_t seq, uint32_t first, uint32_t n, bool sparse);
 void kv_cache_cut(kv_store *s, uint32_t seq, uint32_t n_keep);
-
-/* Chunks of a lane's n_block blocks, which lie raw at block_at[] in the pool, by likeness. */
-void kv_order_lane(const kv_store *s, const uint64_t *block_at, uint32_t n_block, kv_order_work *w,
-                   uint16_t *order);
 
 /* Blocks [first, end) as they are sealed: begin; every layer once; end, ok or not.  Failures are
  * the cache's own. */
@@ -110,6 +97,10 @@ void       kv_tier_close(kv_store *s);
 /* A host record for a chunk, or KV_NO_HOST; chunks from first on leave the lane's list. */
 uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk);
 void     kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first);
+/* Chunks [first, end), new and on the stage, get host records where their averages are among the
+ * lane's highest, of equals the later; older chunks may lose theirs.  newest: all that there is
+ * room for, since what was attended until now is likely to be selected. */
+void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, bool newest);
 
 /* Where sealed blocks are on disk.  bind: of all blocks below end, after they were put; KVD_E_FULL
  * where the block store has not taken them. */

@@ -64,14 +64,15 @@ typedef struct kv_step {
     float             *score;                               /* [n_seq][n_kv_head][n_chunk_max] */
     uint32_t          *sel, *fetch, *into, *stay;           /* [n_seq][n_kv_head][slots_max] */
     uint64_t          *sink;                                /* [n_seq][n_kv_head][sinks] records */
-    uint64_t          *near, *urgent;                    /* [n_seq][n_kv_head][slots_max] records */
-    kv_copies          list[2];                          /* records to copy; late ones apart */
-    uint64_t          *pack_from, *pack_param, *pack_to; /* [n_kv_head] lanes to pack */
+    uint64_t          *near, *urgent; /* [n_seq][n_kv_head][slots_max] records */
+    kv_copies          list[2];       /* records to copy; late ones apart */
+    uint64_t          *pack;          /* [3][n_kv_head] lanes to pack: from, parameters, to */
 } kv_step;
 
 typedef struct kv_prompt {
-    uint32_t seq, n_new;
-    uint32_t first, end; /* blocks that become sealed */
+    uint32_t        seq, n_new;
+    uint32_t        first, end; /* blocks that become sealed */
+    kv_prompt_query last;       /* of the layer that is closing */
 } kv_prompt;
 
 typedef struct kv_tier kv_tier;
@@ -289,6 +290,9 @@ kvd_status kv_keep_sinks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
                          kvd_err *err);
 kvd_status kv_fill_stage(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t seq, kvd_err *err);
 kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_sealed, kvd_err *err);
+
+/* kv_prompt.c: chooses which records of a closing layer the host tier gets. */
+kvd_status kv_prompt_place(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err);
 
 /* kv_zone.c.  layout, build: nothing without a zone; build makes cells of a layer's n blocks, which
  * lie as kv says, in their index blocks.  used: whether steps attend to cells.  attend: after all

@@ -57,20 +57,21 @@ kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64
 kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                          uint64_t at, kvd_err *err)
 {
-    const kv_step             *t = &s->step;
-    const kvd_record_pack_args a = { .format    = s->record,
-                                     .n         = s->params.n_kv_head,
-                                     .src       = s->pool.ptr,
-                                     .param     = s->landmarks.ptr,
-                                     .dst       = s->packed,
-                                     .src_off   = t->pack_from,
-                                     .param_off = t->pack_param,
-                                     .dst_off   = t->pack_to };
+    uint64_t *const from = s->step.pack, *const param = from + s->params.n_kv_head;
+    uint64_t *const            to = param + s->params.n_kv_head;
+    const kvd_record_pack_args a  = { .format    = s->record,
+                                      .n         = s->params.n_kv_head,
+                                      .src       = s->pool.ptr,
+                                      .param     = s->landmarks.ptr,
+                                      .dst       = s->packed,
+                                      .src_off   = from,
+                                      .param_off = param,
+                                      .dst_off   = to };
 
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
-        t->pack_from[h]  = at + h * s->layout.head_stride;
-        t->pack_param[h] = kv_params_of_block(s, seq, layer * s->params.n_kv_head + h, b);
-        t->pack_to[h]    = h * s->block_chunks * s->packed_bytes;
+        from[h]  = at + h * s->layout.head_stride;
+        param[h] = kv_params_of_block(s, seq, layer * s->params.n_kv_head + h, b);
+        to[h]    = h * s->block_chunks * s->packed_bytes;
     }
     return s->be->ops->record_pack(st, &a, err);
 }

@@ -228,9 +228,7 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
         { (void **)&t->list[1].number, p->record == KVD_RECORD_RAW ? 0 : 4 * late },
         { (void **)&t->list[1].src, 8 * late },
         { (void **)&t->list[1].dst, 8 * late },
-        { (void **)&t->pack_from, 8 * (uint64_t)p->n_kv_head },
-        { (void **)&t->pack_param, 8 * (uint64_t)p->n_kv_head },
-        { (void **)&t->pack_to, 8 * (uint64_t)p->n_kv_head },
+        { (void **)&t->pack, 3 * 8 * (uint64_t)p->n_kv_head },
     };
     uint64_t off = 0;
 

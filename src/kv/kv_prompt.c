@@ -6,7 +6,16 @@
  * blocks that are due are indexed and copied down from the stage, and the new tail goes to raw
  * blocks. Until the end nothing of the sequence has changed but reservations: blocks that become
  * sealed already have index blocks and host records, and keep their raw block if they have one.
+ *
+ * Where the host tier has no room for all, it gets the chunks that matter most to the prompt's last
+ * queries, as the index sees it: by the mean over these queries of the scores that a step selects
+ * by.  The index reads a fraction of what exact scores would, and the first step asks by the same
+ * scores.  The mean lies where steps keep their averages; the first step clears those, so nothing
+ * but the placement depends on it.
+ *
  * Thread: the session's. */
+#include <math.h>
+
 #include "kv/kv_cache.h"
 
 kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err)
@@ -27,7 +36,7 @@ kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *e
         return kv_refuse_unsealed(seq, err);
     }
     for (uint32_t b = p->first; b < p->end; b++)
-        kv_map_block(s, seq, b, true);
+        kv_map_block(s, seq, b, !s->tier); /* else kv_prompt_place() finds host records */
     kv_cache_put_begin(s, seq, p->first, p->end);
     for (; q->n_block < need; q->n_block++, s->n_held++)
         q->block[q->n_block] = q->n_block < p->end ? KV_NO_BLOCK : s->free_stack[--s->n_free];
@@ -65,14 +74,68 @@ kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_la
     return KVD_OK;
 }
 
-kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err)
+/* The mean score that a row of last's gives each chunk, row by row into the averages. */
+static kvd_status score_row(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t i, kvd_err *err)
 {
-    const kv_prompt *p  = &s->prompt;
-    const kv_seq    *q  = &s->seq[p->seq];
-    const uint64_t   t0 = kvd_trace_now(s->params.trace);
-    kvd_kv_layout    l  = kv_layout(s, layer);
+    const kv_prompt       *p   = &s->prompt;
+    const kv_prompt_query *l   = &p->last;
+    const uint32_t         n_h = s->params.n_kv_head;
+    kvd_select_args        a   = { .n_seq       = 1,
+                                   .n_head      = s->params.n_head,
+                                   .seq         = s->step.select,
+                                   .index       = s->index,
+                                   .q_stride    = l->q_stride,
+                                   .lse_stride  = s->params.n_head,
+                                   .lane_stride = s->n_chunk_max,
+                                   .sel_stride  = s->slots_max,
+                                   .q           = l->q + i * l->q_stride,
+                                   .kept_lse    = s->step.lse,
+                                   .result      = s->step.chosen,
+                                   .rule        = s->policy.rule,
+                                   .scale       = l->scale,
+                                   .alpha       = 1.0f / (float)(i + 1) };
+
+    a.index.lane_off = (uint64_t)layer * n_h * s->index.head_stride;
+    for (uint32_t h = 0; h < n_h; h++)
+        s->step.k[h] = 1; /* the scores alone are wanted */
+    for (uint32_t h = 0; h < s->params.n_head; h++)
+        s->step.lse[h] = -INFINITY;
+    s->step.select[0] =
+        (kvd_select_seq){ .first_chunk = s->sinks,
+                          .n_chunk     = p->end * s->block_chunks,
+                          .k           = s->step.k,
+                          .iblock      = s->seq[p->seq].iblock,
+                          .score       = s->step.score,
+                          .ema         = s->ema + kv_lane(s, p->seq, layer) * s->n_chunk_max,
+                          .sel         = s->step.sel };
+    return s->be->ops->select(st, &a, err);
+}
+
+kvd_status kv_prompt_place(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err)
+{
+    const kv_prompt *p = &s->prompt;
+
+    if (!s->tier || p->end == p->first)
+        return KVD_OK;
+    for (uint32_t i = 0; i < p->last.n_row && s->slots_max > 0; i++)
+        KVD_TRY(score_row(s, st, layer, i, err));
+    KVD_TRY(s->be->ops->stream_sync(st, err));
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++)
+        kv_tier_place(s, kv_lane(s, p->seq, layer) + h, p->first * s->block_chunks,
+                      p->end * s->block_chunks, p->last.n_row == 0);
+    return KVD_OK;
+}
+
+kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, const kv_prompt_query *last,
+                           kvd_err *err)
+{
+    kv_prompt     *p  = &s->prompt;
+    const kv_seq  *q  = &s->seq[p->seq];
+    const uint64_t t0 = kvd_trace_now(s->params.trace);
+    kvd_kv_layout  l  = kv_layout(s, layer);
 
     l.lane_off = 0;
+    p->last    = last ? *last : (kv_prompt_query){ 0 };
     KVD_TRY(kv_seal_layer(s, st, p->seq, layer, p->first, p->end, &l, s->stage_block,
                           s->stage_block, err));
     for (uint32_t b = p->end; b < q->n_block; b++)

@@ -192,6 +192,11 @@ kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
             kv_index_layer(s, st, layer, l, block + first, q->iblock + first, end - first, err));
     if (end > first)
         KVD_TRY(kv_zone_build(s, st, layer, l, block + first, q->iblock + first, end - first, err));
+    if (s->prompt.n_new > 0)
+        KVD_TRY(kv_prompt_place(s, st, layer, err));
+    for (uint32_t h = 0; s->tier && s->prompt.n_new == 0 && h < s->params.n_kv_head; h++)
+        kv_tier_place(s, kv_lane(s, seq, layer) + h, first * s->block_chunks, end * s->block_chunks,
+                      true);
     kv_cache_put_layer(s, st, seq, layer, layer_at);
     if (!s->sizes.resident)
         KVD_TRY(kv_move_down(s, st, seq, layer, first, end, layer_at, err));
@@ -221,7 +226,7 @@ static kvd_status seal_blocks(kv_store *s, kvd_stream *st, uint32_t seq, uint32_
     kvd_status     rc    = KVD_OK;
 
     for (uint32_t b = first; b < first + n; b++)
-        kv_map_block(s, seq, b, true);
+        kv_map_block(s, seq, b, !s->tier); /* else host records are found layer by layer */
     kv_cache_put_begin(s, seq, first, first + n);
     for (uint32_t il = 0; il < s->params.n_layer && rc == KVD_OK; il++)
         rc = seal_layer(s, st, seq, il, first, first + n, err);

@@ -3,8 +3,9 @@
  * the block store.
  *
  * Every sealed block is in the store and referenced, so it is not evicted there.  The host tier is
- * then an inclusive cache: a lane has a fixed share of it, filled as blocks are sealed, and from
- * then on by score: what was read from disk replaces what has a lower average score.
+ * then an inclusive cache: a lane has a fixed share of it, filled as blocks are sealed, or by the
+ * first read of all of them, and from then on by score: what was read from disk replaces what has a
+ * lower average score.
  *
  * A step reads its urgent misses at once and starts the others, a *flight*; it is waited for when
  * the lag-th step after it comes to the layer (the next one, unless --disk-lag is more).  With a
@@ -32,7 +33,7 @@ struct kv_tier {
     kvd_stream   *st;   /* of the step whose records are on their way */
     kv_arrival   *run;  /* [READS_MAX] what a batch reads */
     kv_disk_read *read; /* [READS_MAX] */
-    uint64_t     *rank; /* [quota] */
+    uint64_t     *rank; /* [n_chunk_max], and at least quota */
     uint32_t      lag;
     uint64_t      n_start; /* flights so far */
     uint32_t     *turn;    /* [n_layer] steps so far */
@@ -74,7 +75,10 @@ uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_
     return sizeof(kv_tier) + kv_n_lane(p) * 4 + host_bytes / record_bytes * 4 +
            p->n_seq * (blocks * (sizeof(kv_disk_unit) + 1) + 4) +
            READS_MAX * (sizeof(kv_disk_read) + sizeof(kv_arrival)) +
-           host_bytes / record_bytes / kv_n_lane(p) * 8 + late_bytes(p) +
+           kvd_max_u64(host_bytes / record_bytes / kv_n_lane(p),
+                       blocks * (KV_BLOCK_TOKENS / p->chunk_tokens)) *
+               8 +
+           late_bytes(p) +
            p->n_layer *
                (kv_tier_lag(p) * (sizeof(kv_flight) + arrivals_max(p) * sizeof(kv_arrival) +
                                   kv_disk_late_bytes(1, kv_tier_late_reads(p))) +
@@ -104,7 +108,7 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t->in_unit      = kvd_calloc(blocks, sizeof(*t->in_unit));
     t->read         = kvd_calloc(READS_MAX, sizeof(*t->read));
     t->run          = kvd_calloc(READS_MAX, sizeof(*t->run));
-    t->rank         = kvd_calloc(t->quota, sizeof(*t->rank));
+    t->rank         = kvd_calloc((size_t)kvd_max_u64(t->quota, s->n_chunk_max), sizeof(*t->rank));
     t->turn         = kvd_calloc(p->n_layer, sizeof(*t->turn));
     t->flight       = kvd_calloc(flights, sizeof(*t->flight));
     t->arrival      = kvd_calloc(flights * t->arrivals_max, sizeof(*t->arrival));
@@ -169,11 +173,42 @@ void kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first)
         t->n_host[lane] = n;
 }
 
-static void keep_on_host(kv_store *s, const kv_arrival *a, uint32_t record)
+void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, bool newest)
 {
-    memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes,
-           (const uint8_t *)s->pool.ptr + kv_packed_at(s, a->at, 1), (size_t)s->packed_bytes);
-    s->host_of[a->lane * s->n_chunk_max + a->chunk] = record;
+    kv_tier        *t    = s->tier;
+    uint32_t       *list = t->list + lane * t->quota, *host = s->host_of + lane * s->n_chunk_max;
+    const uint16_t *ema = s->ema + lane * s->n_chunk_max;
+    uint32_t        m   = 0, drop;
+
+    for (uint32_t i = 0; i < t->n_host[lane]; i++)
+        t->rank[m++] = (uint64_t)ema[list[i]] << 32 | list[i];
+    for (uint32_t c = first; c < end; c++)
+        t->rank[m++] = (uint64_t)(newest ? UINT16_MAX : ema[c]) << 32 | c;
+    drop = m > t->quota ? m - t->quota : 0;
+    kvd_select_least(t->rank, m, drop);
+    for (uint32_t i = 0; i < drop; i++) {
+        uint32_t *of = &host[(uint32_t)t->rank[i]];
+
+        if (*of != KV_NO_HOST)
+            s->hfree_stack[s->n_hfree++] = *of;
+        *of = KV_NO_HOST;
+    }
+    for (uint32_t i = drop; i < m; i++) {
+        const uint32_t c = (uint32_t)t->rank[i];
+
+        if (host[c] == KV_NO_HOST)
+            host[c] = s->hfree_stack[--s->n_hfree];
+        list[i - drop] = c;
+    }
+    t->n_host[lane] = m - drop;
+}
+
+/* A record that lies packed at an offset of the pool. */
+static void keep_on_host(kv_store *s, uint64_t lane, uint32_t chunk, uint64_t at, uint32_t record)
+{
+    memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes, (const uint8_t *)s->pool.ptr + at,
+           (size_t)s->packed_bytes);
+    s->host_of[lane * s->n_chunk_max + chunk] = record;
 }
 
 /* Arrivals of one lane take what is free of its share of the host tier, then the places of records
@@ -186,7 +221,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
     uint32_t        m, k;
 
     for (; n > 0 && t->n_host[lane] < t->quota; a++, n--)
-        keep_on_host(s, a, kv_tier_take(s, lane, a->chunk));
+        keep_on_host(s, lane, a->chunk, kv_packed_at(s, a->at, 1), kv_tier_take(s, lane, a->chunk));
     m = t->n_host[lane];
     k = n < m ? n : m;
     for (uint32_t i = 0; i < m && k > 0; i++)
@@ -197,7 +232,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
 
         if (ema[a[i].chunk] <= ema[victim])
             continue;
-        keep_on_host(s, &a[i], host[victim]);
+        keep_on_host(s, lane, a[i].chunk, kv_packed_at(s, a[i].at, 1), host[victim]);
         host[victim] = KV_NO_HOST;
         list[at]     = a[i].chunk;
     }
@@ -329,6 +364,23 @@ uint32_t kv_seq_lost(const kv_store *s, uint32_t seq)
     return b == UINT32_MAX ? UINT32_MAX : b * KV_BLOCK_TOKENS;
 }
 
+/* What all of a layer's records were read for may as well stay, while the lane has a share left:
+ * the latest chunks, which are selected most.  a lies packed. */
+static void keep_run(kv_store *s, const kv_arrival *a)
+{
+    const kv_tier  *t       = s->tier;
+    const uint32_t *host    = s->host_of + a->lane * s->n_chunk_max;
+    const uint32_t  n_chunk = s->seq[a->seq].n_sealed / s->params.chunk_tokens;
+
+    for (uint32_t i = 0; i < a->n; i++) {
+        const uint32_t chunk = a->chunk + i, left = t->quota - t->n_host[a->lane];
+
+        if (left > 0 && chunk + left >= n_chunk && host[chunk] == KV_NO_HOST)
+            keep_on_host(s, a->lane, chunk, kv_packed_at(s, a->at, a->n) + i * s->packed_bytes,
+                         kv_tier_take(s, a->lane, chunk));
+    }
+}
+
 /* Reads n listed runs of one sequence and unpacks them. */
 static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err)
 {
@@ -344,6 +396,7 @@ static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err
     for (uint32_t i = 0; i < n && rc == KVD_OK; i++) {
         const kv_arrival *a = &t->run[i];
 
+        keep_run(s, a);
         KVD_TRY(kv_unpack_run(s, st, a->seq, (uint32_t)(a->lane - kv_lane(s, a->seq, 0)), a->chunk,
                               a->n, a->at, err));
     }

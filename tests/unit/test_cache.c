@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "kv/kv_cache.h"
 #include "support/disk_model.h"
 
 enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 330 };
@@ -35,13 +36,12 @@ static kvd_model *open_model(const char *name)
     return m;
 }
 
-static kvd_resume      resume_mode;
-static kvd_cache_order cache_order;
-static uint32_t        n_ctx = N_CTX;
-static kvd_kv_record   record;
-static uint32_t        disk_lag;
-static uint32_t        zone;
-static uint64_t        kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
+static kvd_resume    resume_mode;
+static uint32_t      n_ctx = N_CTX;
+static kvd_kv_record record;
+static uint32_t      disk_lag;
+static uint32_t      zone;
+static uint64_t      kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
 
 static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device)
 {
@@ -49,20 +49,19 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     kvd_session_params   p = KVD_SESSION_PARAMS_INIT;
     kvd_session         *s;
 
-    a.mode        = mode;
-    a.budget      = 96;
-    a.min_mass    = -1.0f;
-    a.zone        = zone;
-    p.n_ctx       = n_ctx;
-    p.cache_order = cache_order;
-    p.n_batch     = N_BATCH;
-    p.kv_device   = kv_device;
-    p.cache_dir   = cache ? dir : NULL;
-    p.kv_host     = cache && kv_device ? kv_host : 0;
-    p.attention   = &a;
-    p.resume      = resume_mode;
-    p.kv_record   = record;
-    p.disk_lag    = disk_lag;
+    a.mode      = mode;
+    a.budget    = 96;
+    a.min_mass  = -1.0f;
+    a.zone      = zone;
+    p.n_ctx     = n_ctx;
+    p.n_batch   = N_BATCH;
+    p.kv_device = kv_device;
+    p.cache_dir = cache ? dir : NULL;
+    p.kv_host   = cache && kv_device ? kv_host : 0;
+    p.attention = &a;
+    p.resume    = resume_mode;
+    p.kv_record = record;
+    p.disk_lag  = disk_lag;
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     return s;
@@ -157,7 +156,6 @@ static int make_dir(void **state)
     zone        = 0;
     resume_mode = KVD_RESUME_EXACT;
     record      = KVD_KV_RECORD_SAME;
-    cache_order = KVD_CACHE_ORDER_TOKEN;
     n_ctx       = N_CTX;
     snprintf(dir, sizeof(dir), "/tmp/kvd-test-cache.XXXXXX");
     return mkdtemp(dir) == NULL;
@@ -520,6 +518,66 @@ static void test_disk_tier(void **state)
     check_disk_tier();
 }
 
+/* Where the host tier has not room for all, it has what matters most to the prompt's last queries;
+ * of what the first step asks for, less is on disk then than if it had the prompt's beginning. */
+static void test_placement(void **state)
+{
+    kvd_model   *m = open_model("qwen3");
+    kvd_session *s;
+    kvd_stats    c      = { .struct_size = sizeof(c) };
+    uint64_t     n_lane = 0, n_in_order = 0, known, cold;
+    uint32_t     n_chunk = 0, n_differ = 0;
+
+    (void)state;
+    cold    = run(m, KVD_ATTENTION_SPARSE, false, 0, N_PROMPT, N_PROMPT, NULL);
+    kv_host = 200000;
+    s       = open_session(m, KVD_ATTENTION_SPARSE, true, small_device(m));
+    prefill(s, N_PROMPT, N_PROMPT, 0);
+    n_lane  = kv_n_lane(&s->kv->params);
+    n_chunk = s->kv->seq[0].n_sealed / s->kv->params.chunk_tokens;
+    for (uint64_t lane = 0; lane < n_lane; lane++) {
+        const uint32_t *host = s->kv->host_of + lane * s->kv->n_chunk_max;
+        const uint16_t *ema  = s->kv->ema + lane * s->kv->n_chunk_max;
+        uint32_t        n = 0, least = UINT32_MAX, most = 0;
+
+        for (uint32_t i = 0; i < n_chunk; i++) {
+            n += host[i] != KV_NO_HOST;
+            if (host[i] != KV_NO_HOST)
+                least = ema[i] < least ? ema[i] : least;
+            else
+                most = ema[i] > most ? ema[i] : most;
+        }
+        assert_true(n == s->kv->n_hrecord / n_lane && n < n_chunk && most <= least && most > 0);
+        for (uint32_t i = 0; i < n; i++)
+            n_differ += host[i] == KV_NO_HOST;
+    }
+    assert_true(n_differ > 0);
+    generate(s, 1, NULL);
+    for (uint64_t i = 0; i < n_lane * s->kv->slots_max; i++)
+        n_in_order +=
+            s->kv->chunk_of[i] != KVD_CHUNK_NONE && s->kv->chunk_of[i] >= s->kv->n_hrecord / n_lane;
+    kvd_session_get_stats(s, &c);
+    print_message("the first step reads %llu records from disk, %llu if the host had the first\n",
+                  (unsigned long long)c.n_disk, (unsigned long long)n_in_order);
+    assert_true(c.n_disk < n_in_order);
+    kvd_session_close(s);
+
+    /* Restored, it keeps of what the last token read what came last. */
+    s = open_session(m, KVD_ATTENTION_SPARSE, true, small_device(m));
+    assert_int_equal(prefill(s, N_PROMPT, N_PROMPT, 0), N_PROMPT - 1);
+    for (uint64_t lane = 0; lane < n_lane; lane++) {
+        const uint32_t *host = s->kv->host_of + lane * s->kv->n_chunk_max;
+
+        for (uint32_t i = 0; i < n_chunk; i++)
+            assert_true((host[i] != KV_NO_HOST) == (i + s->kv->n_hrecord / n_lane >= n_chunk));
+    }
+    kvd_session_close(s);
+    remove_dir(NULL);
+    assert_true(run(m, KVD_ATTENTION_SPARSE, true, small_device(m), N_PROMPT, N_PROMPT, &known) ==
+                cold);
+    kvd_model_close(m);
+}
+
 /* The same with packed records, whose text is not that of others but the same everywhere. */
 static void test_disk_tier_packed(void **state)
 {
@@ -576,7 +634,7 @@ static void test_disk_tier_steps(void **state)
     kvd_model_close(m);
 }
 
-/* A prompt long enough for a segment of 16 blocks, whose records lie in either order. */
+/* A prompt long enough for a segment of 16 blocks. */
 static void test_segments(void **state)
 {
     kvd_model *m = open_model("llama");
@@ -586,19 +644,15 @@ static void test_segments(void **state)
     n_ctx = 5500;
     small = small_device(m);
     want  = run(m, KVD_ATTENTION_SPARSE, false, 0, 4700, 4700, NULL);
-    for (uint32_t i = 0; i < 2; i++) {
-        cache_order = i ? KVD_CACHE_ORDER_LIKENESS : KVD_CACHE_ORDER_TOKEN;
-        remove_dir(NULL);
-        for (uint32_t round = 0; round < 3; round++) {
-            kv_host = round == 2 ? 100000 : 0;
-            assert_true(run(m, KVD_ATTENTION_SPARSE, true, round ? small : 0, 4700, 4700, &known) ==
-                        want);
-            assert_int_equal(known, round ? 4699 : 0);
-        }
-        kv_host = 0; /* a prefix that ends inside the segment */
-        run(m, KVD_ATTENTION_SPARSE, true, small, 4200, 3000, &known);
-        assert_int_equal(known, 3000 / 256 * 256);
+    for (uint32_t round = 0; round < 3; round++) {
+        kv_host = round == 2 ? 100000 : 0;
+        assert_true(run(m, KVD_ATTENTION_SPARSE, true, round ? small : 0, 4700, 4700, &known) ==
+                    want);
+        assert_int_equal(known, round ? 4699 : 0);
     }
+    kv_host = 0; /* a prefix that ends inside the segment */
+    run(m, KVD_ATTENTION_SPARSE, true, small, 4200, 3000, &known);
+    assert_int_equal(known, 3000 / 256 * 256);
     kvd_model_close(m);
 }
 
@@ -653,6 +707,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_plans_are_told_apart, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_lags_are_told_apart, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_placement, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_packed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_steps, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_segments, make_dir, remove_dir),
