@@ -147,7 +147,7 @@ static void plan_row(const char *what, uint64_t bytes, const char *note)
 }
 
 /* The KV cache by tier and use; tiers and parts that are not there are left out. */
-static void plan_tiers(const kvd_plan *p)
+static void plan_tiers(const kvd_plan *p, bool cached)
 {
     const struct {
         const char *name;
@@ -170,7 +170,9 @@ static void plan_tiers(const kvd_plan *p)
     }
     if (!p->kv_resident)
         plan_row("KV host tier", p->kv_host_bytes,
-                 p->kv_spills ? "records; the rest lies in --cache-dir" : "records");
+                 p->kv_spills ? "records; the rest lies in --cache-dir"
+                 : cached     ? "all records: the disk adds only their reuse later"
+                              : "all records");
 }
 
 int cli_plan(const kvd_opts *o)
@@ -216,7 +218,7 @@ int cli_plan(const kvd_opts *o)
     }
     printf("context %s tokens, batches of %u\n\n", cli_grouped(p.n_ctx, n), p.n_batch);
     plan_row("weights", p.weight_bytes, "the model file, mapped or copied (--weights)");
-    plan_tiers(&p);
+    plan_tiers(&p, sp.cache_dir != NULL);
     plan_row("scratch", p.scratch_bytes, "activations, logits, kernel buffers");
     plan_row("tables", p.host_bytes, "tokenizer, metadata");
     plan_row("in all", p.total_bytes, "");

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h - the door to plan/: who gets how much memory.  Pure: tables in, budgets out; no model, no
- * device, no files.
+/* plan.h - the door to plan/: who gets how much memory (kv_plan() says how much there is need of).
+ * Pure: tables in, budgets out; no model, no device, no files.
  *
  *   knapsack   one option a group under a capacity: caps per (layer, KV head), or anything else
- *   fit        needs by tier (from whoever knows the layout) and budgets -> verdict, limits, advice
- *   memory     a cache's geometry and the budgets of three tiers -> named buffers, and what fits
  *   balance    a host budget split into staging and cache by the stalls that each would save
  *   file       what `kvdrive profile` measured and chose, as JSON bytes (reading and writing files
  *              is the caller's: os_file_replace())
@@ -65,116 +63,6 @@ kvd_status plan_solve_exact(const plan_problem *p, uint32_t *choice, plan_result
 /* The exact choice where it is small enough to find, else the greedy one. */
 kvd_status plan_solve(const plan_problem *p, uint32_t *choice, plan_result *out, kvd_err *err);
 
-/* ---- what fits (plan_fit.c) ------------------------------------------------------ */
-
-typedef enum plan_tier { PLAN_DEVICE, PLAN_HOST, PLAN_DISK, PLAN_N_TIER } plan_tier;
-const char *plan_tier_name(plan_tier t); /* "device" */
-
-typedef enum plan_verdict {
-    PLAN_ALL_ON_DEVICE, /* every record stays on the device: lower tiers add nothing */
-    PLAN_ALL_IN_HOST,   /* windows on the device, the rest in the host: the disk adds nothing */
-    PLAN_USES_DISK,     /* the host holds a part, the disk all */
-    PLAN_NO_FIT
-} plan_verdict;
-
-#define PLAN_MAX_TOKENS (1ull << 40) /* of one sequence; also the most sequences */
-
-typedef struct plan_point {
-    uint64_t n_ctx, n_seq;
-    uint32_t cap; /* the same window for every lane, in budgets; 0: as configured */
-} plan_point;
-
-/* Bytes by tier that a cache takes at a point, laid out one of the first three ways; UINT64_MAX
- * where they leave 64 bits.  false: there is no such way here.  No tier's bytes may fall when
- * n_ctx, n_seq or cap grows, unless a way stops fitting. */
-typedef bool (*plan_measure_fn)(void *ctx, const plan_point *at, plan_verdict way,
-                                uint64_t need[PLAN_N_TIER]);
-
-typedef struct plan_query {
-    plan_measure_fn measure;
-    void           *ctx;
-    plan_point      at;                  /* what is asked for */
-    plan_point      most;                /* upper ends of the search for what fits */
-    uint64_t        budget[PLAN_N_TIER]; /* UINT64_MAX: no limit; host, disk 0: no such tier */
-} plan_query;
-
-typedef struct plan_fit {
-    plan_verdict verdict;
-    plan_verdict way; /* the verdict's, or of NO_FIT the one that lacks least */
-    uint64_t     need[PLAN_N_TIER];
-    plan_tier    short_tier;  /* NO_FIT: where bytes lack first */
-    uint64_t     short_bytes; /* and how many */
-    uint64_t     n_ctx_fits;  /* the longest context with n_seq sequences; 0: none */
-    uint64_t     n_seq_fits;  /* the most sequences with n_ctx; 0: none */
-    uint32_t     cap_fits;    /* the largest same cap for all lanes; 0: none */
-    char         text[512];   /* one line: the verdict, and what to change */
-} plan_fit;
-
-/* The first way that fits every tier.  KVD_E_INVAL when the bytes leave 64 bits; "does not fit" is
- * a verdict, not a failure. */
-kvd_status plan_fit_find(const plan_query *q, plan_fit *out, kvd_err *err);
-
-/* ---- memory by tier (plan_memory.c) ---------------------------------------------- */
-
-typedef enum plan_record { PLAN_BF16, PLAN_INT8, PLAN_INT4, PLAN_F32 } plan_record;
-const char *plan_record_name(plan_record r); /* "int8" */
-
-#define PLAN_MAX_DIM    (1u << 16) /* of layers, heads, head size, caps */
-#define PLAN_MAX_EXTRA  12u
-#define PLAN_MAX_BUFFER (PLAN_MAX_EXTRA + 16u)
-
-/* A buffer of the caller's that counts against a tier: weights, logits, prefill's hidden state. */
-typedef struct plan_extra {
-    plan_tier   tier;
-    const char *name; /* borrowed */
-    uint64_t    bytes, bytes_per_seq;
-    uint64_t    bytes_per_ctx_token; /* times n_ctx, once, not once a sequence */
-} plan_extra;
-
-typedef struct plan_input {
-    uint32_t n_layer, n_kv_head, head_dim; /* every layer keeps K and V of every head */
-    uint64_t n_ctx;                        /* most tokens of one sequence */
-    uint64_t n_seq;
-
-    uint32_t        chunk_tokens;    /* a record's positions: 4, 8 or 16 */
-    uint32_t        seal_tokens;     /* 256 */
-    uint32_t        n_sink, n_local; /* 16, 64 */
-    uint64_t        budget;          /* tokens a step selects; 0: clamp(n_ctx / 16, 1024, 4096) */
-    uint32_t        cap;             /* window in budgets, where caps is NULL */
-    const uint32_t *caps;            /* [n_layer][n_kv_head] */
-
-    uint64_t    index_bytes; /* what the index keeps of one lane's sealed block, on the device */
-    uint64_t    chunk_bytes; /* metadata of a lane's chunk on the device: slot map, EMA, scales */
-    plan_record record[PLAN_N_TIER];
-    uint64_t    budget_bytes[PLAN_N_TIER]; /* host, disk: 0 is "no such tier" */
-    uint64_t    staging_bytes;             /* of the host's budget, once there is a lower tier */
-    const plan_extra *extra;
-    uint32_t          n_extra;
-} plan_input;
-
-typedef struct plan_buffer {
-    plan_tier   tier;
-    const char *name;
-    uint64_t    bytes;
-} plan_buffer;
-
-typedef struct plan_memory {
-    plan_fit    fit;
-    plan_buffer buffer[PLAN_MAX_BUFFER]; /* by tier; none is empty; of NO_FIT what way would take */
-    uint32_t    n_buffer;
-    uint64_t    tier_bytes[PLAN_N_TIER];
-    uint64_t    record_bytes[PLAN_N_TIER]; /* of one record */
-    uint64_t    n_lane;                    /* of all sequences */
-    uint64_t    n_record;                  /* of a lane at n_ctx: what is sealed */
-    uint64_t    budget;                    /* tokens, as it will be used */
-} plan_memory;
-
-/* Index, chunk metadata and kept set always on the device.  KVD_E_INVAL, naming
- * the field, for an input that means nothing or leaves 64 bits. */
-kvd_status plan_memory_make(const plan_input *in, plan_memory *out, kvd_err *err);
-/* K rows, then V rows, filled up to a power of two; 0 when out of range. */
-uint64_t plan_record_bytes(uint32_t chunk_tokens, uint32_t head_dim, plan_record type);
-
 /* ---- staging against host cache (plan_balance.c) --------------------------------- */
 
 /* What a profile run says of a host budget.  A lane group is a (layer, KV head). */
@@ -205,6 +93,8 @@ kvd_status plan_balance_make(const plan_stalls *s, uint32_t *size, plan_balance 
 
 #define PLAN_FILE_VERSION   1
 #define PLAN_FILE_MAX_BYTES (64u << 20)
+#define PLAN_MAX_DIM        (1u << 16)   /* of layers, heads, head size, caps */
+#define PLAN_MAX_TOKENS     (1ull << 40) /* of a budget */
 #define PLAN_NAME_BYTES     160u
 
 /* What a plan was made for; a plan for anything else is refused. */

@@ -64,6 +64,15 @@ expect "tokenize" 0 '104 +"h"' "$kvd" tokenize -m $tiny/llama.gguf -p h
 expect "inspect" 0 'token_embd.weight +F32 +\[[0-9]+, 264\]' "$kvd" inspect $tiny/llama.gguf
 expect "inspect json" 0 '"n_ctx_train": 128' "$kvd" inspect $tiny/llama.gguf --json
 expect "plan" 0 'longest context is 128 tokens .*the model' "$kvd" plan -m $tiny/llama.gguf -c 64
+long="-m $tiny/llama.gguf -c 4000 --rope-scaling linear --rope-scale 64"
+long="$long --attention sparse --budget 96 -b 96"
+expect "plan, resident" 0 'everything fits: a lower tier adds nothing' "$kvd" plan $long
+expect "plan, host" 0 'KV host tier .* all records$' "$kvd" plan $long --kv-device 1100K
+expect "plan, host and cache" 0 'all records: the disk adds only their reuse' \
+    "$kvd" plan $long --kv-device 1100K --cache-dir /nonexistent/kvd
+expect "plan, disk" 0 'records; the rest lies in --cache-dir' \
+    "$kvd" plan $long --kv-device 1100K --kv-host 100K --cache-dir /nonexistent/kvd
+expect "plan, too small" 2 'device tier .*are needed' "$kvd" plan $long --kv-device 1K
 expect "plan json" 0 '"n_ctx":64' "$kvd" plan -m $tiny/llama.gguf -c 64 --json
 expect "doctor" 0 'n_cpu' "$kvd" doctor
 expect "unusable isa" 2 'cpu-isa' "$kvd" bench -m $tiny/llama.gguf --cpu-isa sse9
