@@ -2,8 +2,8 @@
 /* cuda_gym.c - times the CUDA backend's ops by themselves, as CSV: what, type, shape, time, rate.
  * usage: cuda_gym MODULE [quick]
  *
- * A figure is the median of several runs of many calls, waited for once a run; data rotates among
- * enough copies that caches do not hold it.  Rates: bytes that must move (weights; K and V; what is
+ * A figure is the median of several runs of a graph of many calls; data rotates among enough copies
+ * that caches do not hold it.  Rates: bytes that must move (weights; K and V; what is
  * copied), or operations for products and attention of many rows. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,22 +73,26 @@ static int by_time(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Median seconds of one call. */
+/* Median seconds of one call: n_call of them are recorded and run as one, as a step would be. */
 static double time_calls(call_fn fn, void *ctx, uint32_t n_call)
 {
-    kvd_err  err = { 0 };
-    double   s[N_RUN];
-    uint32_t at = 0;
+    kvd_err    err = { 0 };
+    double     s[N_RUN];
+    kvd_graph *g;
 
+    check(be->ops->graph_begin(st, &err), &err);
+    for (uint32_t i = 0; i < n_call; i++)
+        fn(ctx, i);
+    check(be->ops->graph_end(st, &g, &err), &err);
     for (int r = -1; r < N_RUN; r++) { /* the first warms up */
         const uint64_t t0 = kvd_now_ns();
 
-        for (uint32_t i = 0; i < n_call; i++)
-            fn(ctx, at++);
+        check(be->ops->graph_run(g, st, &err), &err);
         check(be->ops->stream_sync(st, &err), &err);
         if (r >= 0)
             s[r] = (double)(kvd_now_ns() - t0) * 1e-9 / n_call;
     }
+    be->ops->graph_close(g);
     qsort(s, N_RUN, sizeof(s[0]), by_time);
     return s[N_RUN / 2];
 }

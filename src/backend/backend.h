@@ -32,6 +32,7 @@ extern "C" {
 typedef struct kvd_backend kvd_backend;
 typedef struct kvd_stream  kvd_stream;
 typedef struct kvd_event   kvd_event;
+typedef struct kvd_graph   kvd_graph; /* ops that were recorded, to be run again and again */
 
 typedef enum kvd_mem_kind {
     KVD_MEM_NONE,
@@ -569,6 +570,15 @@ typedef struct kvd_backend_ops {
      * until then. */
     kvd_status (*copy)(kvd_stream *, kvd_mem dst, uint64_t dst_off, kvd_mem src, uint64_t src_off,
                        uint64_t bytes, kvd_err *);
+
+    /* Between begin and end, what is called on the stream is recorded instead of run: ops, copies
+     * that leave HOST and MAP memory alone, events that lead to other streams and back.  run runs
+     * it all in order, over what the pointers lead to by then; arguments themselves are fixed.
+     * KVD_E_UNSUPPORTED from begin where ops run in their calls anyway: "cpu" and "ref". */
+    kvd_status (*graph_begin)(kvd_stream *, kvd_err *);
+    kvd_status (*graph_end)(kvd_stream *, kvd_graph **out, kvd_err *);
+    kvd_status (*graph_run)(kvd_graph *, kvd_stream *, kvd_err *);
+    void (*graph_close)(kvd_graph *); /* NULL is a no-op */
 
     kvd_status (*embed)(kvd_stream *, const kvd_embed_args *, kvd_err *);
     kvd_status (*rms_norm)(kvd_stream *, const kvd_rms_norm_args *, kvd_err *);

@@ -225,6 +225,57 @@ static void test_prefill(void **state)
     printf("prefill in bf16: error at most %.2g\n", worst);
 }
 
+/* Recorded with short sequences, run with longer ones: lengths are read on the device. */
+static void test_graph(void **state)
+{
+    const at_case  c   = { 2, 4, 128, 8, KVD_DTYPE_BF16, 2, { 1500, 700 }, { 1, 1 }, 0 };
+    const uint64_t row = 2ull * 4 * 128 + 1, bytes = 2 * row * sizeof(float);
+    at_data        d;
+    float         *want;
+    kvd_graph     *g;
+    kvd_kv_seq    *seq;
+    kvd_attn_args  a;
+
+    (void)state;
+    at_open(&W, &c, &d);
+    at_append(&W, &c, &d);
+    seq           = d.seq.host;
+    a             = (kvd_attn_args){ .n_seq      = 2,
+                                     .n_head     = 8,
+                                     .n_token    = 2,
+                                     .seq        = d.seq.dev.ptr,
+                                     .kv         = d.kv,
+                                     .q_stride   = row + 2,
+                                     .out_stride = row,
+                                     .q          = d.q.dev.ptr,
+                                     .out        = d.out.dev.ptr,
+                                     .scale      = 1.0f / sqrtf(128.0f) };
+    a.kv.pool     = d.pool.dev.ptr;
+    seq[0].n_past = 3;
+    seq[1].n_past = 0;
+    gpu_up(&W, &d.seq);
+    assert_int_equal(W.dev->ops->graph_begin(W.st, NULL), KVD_OK);
+    assert_int_equal(W.dev->ops->attn(W.st, &a, NULL), KVD_OK);
+    assert_int_equal(W.dev->ops->graph_end(W.st, &g, NULL), KVD_OK);
+    seq[0].n_past = 1500;
+    seq[1].n_past = 700;
+    gpu_up(&W, &d.seq);
+    at_attend(&W, &c, &d, &want);
+    free(want);
+    want = malloc(bytes);
+    memcpy(want, d.out.host, bytes);
+    memset(d.out.host, 0, bytes);
+    for (uint64_t i = row - 1; i < 2 * row; i += row)
+        ((float *)d.out.host)[i] = POISON;
+    gpu_up(&W, &d.out);
+    assert_int_equal(W.dev->ops->graph_run(g, W.st, NULL), KVD_OK);
+    gpu_down(&W, &d.out);
+    assert_memory_equal(want, d.out.host, bytes);
+    W.dev->ops->graph_close(g);
+    free(want);
+    at_close(&W, &d);
+}
+
 static void test_precise(void **state)
 {
     const kvd_backend_limits lim   = { .n_token   = 256,
@@ -337,7 +388,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_decode),        cmocka_unit_test(test_prefill),
         cmocka_unit_test(test_prefill_float), cmocka_unit_test(test_deterministic),
-        cmocka_unit_test(test_precise),       cmocka_unit_test(test_far_pool),
+        cmocka_unit_test(test_precise),       cmocka_unit_test(test_graph),
+        cmocka_unit_test(test_far_pool),
     };
     const kvd_backend_limits lim = { .n_token   = 512,
                                      .n_seq     = SEQ_MAX,

@@ -45,7 +45,7 @@ typedef struct index_case {
     kvd_select_args    args;
 } index_case;
 
-static void *case_mem(uint64_t bytes)
+static inline void *case_mem(uint64_t bytes)
 {
     void *p = kvd_pages_alloc((size_t)bytes + 64);
 
@@ -69,7 +69,8 @@ static uint8_t *case_key_row(const index_case *c, uint32_t block, uint32_t head,
            t % c->sh.kv_chunk * elem * c->sh.desc.head_dim;
 }
 
-static float case_key(const index_case *c, uint32_t block, uint32_t head, uint32_t t, uint32_t i)
+static inline float case_key(const index_case *c, uint32_t block, uint32_t head, uint32_t t,
+                             uint32_t i)
 {
     const void *row = case_key_row(c, block, head, t);
 
@@ -233,7 +234,7 @@ static void case_close(index_case *c)
     kvd_pages_free(c->k, n_lane * sizeof(*c->k) + 64);
 }
 
-static kvd_backend_limits case_limits(const index_case *c)
+static inline kvd_backend_limits case_limits(const index_case *c)
 {
     return (kvd_backend_limits){ .n_token   = 1,
                                  .n_seq     = c->sh.n_seq,
@@ -246,7 +247,7 @@ static kvd_backend_limits case_limits(const index_case *c)
 }
 
 /* Indexes all sequences, one call each, so that a segment never spans two. */
-static kvd_status case_build(const index_case *c, kvd_backend *b, kvd_stream *st)
+static inline kvd_status case_build(const index_case *c, kvd_backend *b, kvd_stream *st)
 {
     for (uint32_t s = 0; s < c->sh.n_seq; s++) {
         const kvd_index_build_args a = { .n_block = c->n_block[s],

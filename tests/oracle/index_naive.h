@@ -6,7 +6,7 @@
 #ifndef KVD_TEST_INDEX_NAIVE_H
 #define KVD_TEST_INDEX_NAIVE_H
 
-#include "backend/cpu/cpu_index_layout.h"
+#include "backend/index_layout.h"
 #include "index_case.h"
 
 typedef struct naive_lane {

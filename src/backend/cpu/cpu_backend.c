@@ -190,6 +190,30 @@ static bool cpu_event_done(const kvd_event *ev)
     return true;
 }
 
+/* ---- graphs: none ---------------------------------------------------------------- */
+
+static kvd_status cpu_graph_begin(kvd_stream *st, kvd_err *err)
+{
+    return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "backend %s: no graphs", st->be->base.ops->name);
+}
+
+static kvd_status cpu_graph_end(kvd_stream *st, kvd_graph **out, kvd_err *err)
+{
+    *out = NULL;
+    return cpu_graph_begin(st, err);
+}
+
+static kvd_status cpu_graph_run(kvd_graph *g, kvd_stream *st, kvd_err *err)
+{
+    (void)g;
+    return cpu_graph_begin(st, err);
+}
+
+static void cpu_graph_close(kvd_graph *g)
+{
+    (void)g;
+}
+
 /* ---- open and close -------------------------------------------------------------- */
 
 static void cpu_close(kvd_backend *b)
@@ -213,7 +237,8 @@ static void cpu_close(kvd_backend *b)
     .stream_open = cpu_stream_open, .stream_close = cpu_stream_close,                             \
     .stream_sync = cpu_stream_sync, .event_open = cpu_event_open, .event_close = cpu_event_close, \
     .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_done = cpu_event_done,   \
-    .copy = cpu_copy
+    .copy = cpu_copy, .graph_begin = cpu_graph_begin, .graph_end = cpu_graph_end,                 \
+    .graph_run = cpu_graph_run, .graph_close = cpu_graph_close
 
 const kvd_backend_ops cpu_ops = {
     CPU_COMMON_OPS,

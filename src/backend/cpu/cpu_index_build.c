@@ -9,8 +9,8 @@
 #include <math.h>
 
 #include "backend/cpu/cpu_index.h"
-#include "backend/cpu/cpu_index_layout.h"
 #include "backend/cpu/cpu_kv.h"
+#include "backend/index_layout.h"
 
 #define SLICE    16u
 #define F16_MAX  65504.0f

@@ -4,7 +4,7 @@
 #ifndef KVD_CPU_INDEX_KERNEL_H
 #define KVD_CPU_INDEX_KERNEL_H
 
-#include "backend/cpu/cpu_index_layout.h"
+#include "backend/index_layout.h"
 
 #define CPU_INDEX_HEADS 8u /* query heads that the plane kernels take at once */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu_index_layout.c - which indexes there are, and the sections of their lanes.
  * Owns: nothing.  Thread: any. */
-#include "backend/cpu/cpu_index_layout.h"
+#include "backend/index_layout.h"
 
 static bool index_mark_ok(const kvd_index_desc *d)
 {

@@ -7,7 +7,7 @@
 #include <math.h>
 
 #include "backend/cpu/cpu_index.h"
-#include "backend/cpu/cpu_index_layout.h"
+#include "backend/index_layout.h"
 
 typedef struct ref_lane {
     const kvd_select_args *a;

@@ -2,7 +2,6 @@
 /* cuda_attn.cu - exact causal attention: which kernel, how many splits, and their scratch. */
 #include "backend/cuda/cuda_attn.cuh"
 
-#define ATTN_SPLIT_MAX  128u
 #define ATTN_SPLIT_KEYS 128u /* a split of fewer is not worth its merge */
 #define ATTN_BLOCKS     4u   /* blocks per multiprocessor that splits aim at */
 #define ATTN_ROWS       64u  /* rows of one launch */

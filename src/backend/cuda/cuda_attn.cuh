@@ -5,7 +5,8 @@
 
 #include "backend/cuda/cuda_impl.h"
 
-#define ATTN_LOG2E 1.4426950408889634f
+#define ATTN_LOG2E     1.4426950408889634f
+#define ATTN_SPLIT_MAX 128u /* splits of a row's keys */
 
 /* Whether rows of K and V begin on 16 bytes where they are whole octets: blocks do. */
 static inline bool cuda_attn_aligned(const kvd_kv_layout *kv)

@@ -307,37 +307,44 @@ static __global__ void __launch_bounds__(ROWS_THREADS)
     rows_finish<NC, GT>(r, s, head0, n_head, row);
 }
 
-/* A warp a head of a row: the splits' parts become the result. */
-static __global__ void rows_merge_kernel(const __grid_constant__ rows_args r)
-{
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = r.a.kv.head_dim;
-    const uint32_t head = blockIdx.x * (blockDim.x / 32) + warp;
-    float          all = -INFINITY, weight = 0.0f;
-    kvd_kv_seq     seq;
-    uint32_t       in_seq;
+#define MERGE_THREADS 128u
 
-    if (head >= r.a.n_head ||
-        !cuda_find_row(r.a.seq, r.a.n_seq, r.first + blockIdx.y, &seq, &in_seq))
+/* A block a head of a row: the splits' parts become the result.  Weights first, so that the sums
+ * over splits are loads that wait for nothing. */
+static __global__ void __launch_bounds__(MERGE_THREADS)
+    rows_merge_kernel(const __grid_constant__ rows_args r)
+{
+    __shared__ float weight[ATTN_SPLIT_MAX], sum_s;
+    const uint32_t   head = blockIdx.x, dim = r.a.kv.head_dim, n = r.n_split;
+    kvd_kv_seq       seq;
+    uint32_t         in_seq;
+
+    if (!cuda_find_row(r.a.seq, r.a.n_seq, r.first + blockIdx.y, &seq, &in_seq))
         return;
-    const float *part = r.part + ((uint64_t)blockIdx.y * r.a.n_head + head) * r.n_split * (dim + 2);
+    const float *part = r.part + ((uint64_t)blockIdx.y * r.a.n_head + head) * n * (dim + 2);
     float       *out  = r.a.out + (seq.first_row + in_seq) * r.a.out_stride + (uint64_t)head * dim;
 
-    for (uint32_t i = lane; i < r.n_split; i += 32)
-        all = fmaxf(all, part[(uint64_t)i * (dim + 2) + dim]);
-    all = cuda_warp_max(all);
-    for (uint32_t i = lane; i < r.n_split; i += 32) {
-        const float *p = part + (uint64_t)i * (dim + 2) + dim;
-        weight += p[1] > 0.0f ? p[1] * exp2f(p[0] - all) : 0.0f;
-    }
-    weight = cuda_warp_sum(weight);
-    for (uint32_t c = lane; c < dim; c += 32) {
-        float x = 0.0f;
-        for (uint32_t i = 0; i < r.n_split; i++) {
-            const float *p = part + (uint64_t)i * (dim + 2);
-            if (p[dim + 1] > 0.0f)
-                x += p[c] * exp2f(p[dim] - all);
+    if (threadIdx.x < 32) {
+        float max = -INFINITY, sum = 0.0f;
+        for (uint32_t i = threadIdx.x; i < n; i += 32)
+            max = fmaxf(max, part[(uint64_t)i * (dim + 2) + dim]);
+        max = cuda_warp_max(max);
+        for (uint32_t i = threadIdx.x; i < n; i += 32) {
+            const float *p = part + (uint64_t)i * (dim + 2) + dim;
+            weight[i]      = p[1] > 0.0f ? exp2f(p[0] - max) : 0.0f;
+            sum += p[1] * weight[i];
         }
-        out[c] = x / weight;
+        sum = cuda_warp_sum(sum);
+        if (threadIdx.x == 0)
+            sum_s = sum;
+    }
+    __syncthreads();
+    for (uint32_t c = threadIdx.x; c < dim; c += MERGE_THREADS) {
+        float x = 0.0f;
+#pragma unroll 16
+        for (uint32_t i = 0; i < n; i++)
+            x = fmaf(part[(uint64_t)i * (dim + 2) + c], weight[i], x);
+        out[c] = x / sum_s;
     }
 }
 
@@ -404,5 +411,5 @@ void cuda_attn_merge(const kvd_attn_args *a, uint32_t first, uint32_t n, uint32_
     r.first   = first;
     r.n_split = n_split;
     r.part    = (float *)part;
-    rows_merge_kernel<<<dim3(cuda_div_up(a->n_head, 4), n), 128, 0, s>>>(r);
+    rows_merge_kernel<<<dim3(a->n_head, n), MERGE_THREADS, 0, s>>>(r);
 }

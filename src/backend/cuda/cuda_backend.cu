@@ -20,6 +20,11 @@ struct kvd_event {
     cudaEvent_t   e;
 };
 
+struct kvd_graph {
+    cuda_backend   *be;
+    cudaGraphExec_t g;
+};
+
 kvd_status cuda_fail(kvd_err *err, cudaError_t e, const char *what)
 {
     kvd_status code = KVD_E_DEVICE;
@@ -265,6 +270,57 @@ static bool cuda_event_done(const kvd_event *ev)
     return cudaEventQuery(ev->e) != cudaErrorNotReady;
 }
 
+/* ---- graphs ------------------------------------------------------------------------ */
+
+static kvd_status cuda_graph_begin(kvd_stream *st, kvd_err *err)
+{
+    cuda_enter(st);
+    CUDA_TRY(cudaStreamBeginCapture(st->s, cudaStreamCaptureModeThreadLocal), "recording", err);
+    return KVD_OK;
+}
+
+static kvd_status cuda_graph_end(kvd_stream *st, kvd_graph **out, kvd_err *err)
+{
+    kvd_graph  *g     = (kvd_graph *)kvd_malloc(sizeof(*g));
+    cudaGraph_t graph = NULL;
+    cudaError_t e;
+
+    *out = NULL;
+    cuda_enter(st);
+    e = cudaStreamEndCapture(st->s, &graph); /* whatever else fails, the stream is usable again */
+    if (g && e == cudaSuccess)
+        e = cudaGraphInstantiate(&g->g, graph, 0);
+    if (graph)
+        cudaGraphDestroy(graph);
+    if (!g || e != cudaSuccess) {
+        const bool memory = !g;
+
+        kvd_free(g);
+        return memory ? kvd_fail(err, KVD_E_NOMEM, 0, "cuda: graph")
+                      : cuda_fail(err, e, "recording");
+    }
+    g->be = st->be;
+    *out  = g;
+    return KVD_OK;
+}
+
+static kvd_status cuda_graph_run(kvd_graph *g, kvd_stream *st, kvd_err *err)
+{
+    kvd_assert(g->be == st->be);
+    cuda_enter(st);
+    CUDA_TRY(cudaGraphLaunch(g->g, st->s), "graph", err);
+    return KVD_OK;
+}
+
+static void cuda_graph_close(kvd_graph *g)
+{
+    if (!g)
+        return;
+    cudaSetDevice(g->be->device);
+    cudaGraphExecDestroy(g->g);
+    kvd_free(g);
+}
+
 /* ---- open and close -------------------------------------------------------------- */
 
 static void cuda_close(kvd_backend *b)
@@ -298,6 +354,10 @@ static kvd_backend_ops cuda_make_ops(void)
     t.event_wait    = cuda_event_wait;
     t.event_done    = cuda_event_done;
     t.copy          = cuda_copy;
+    t.graph_begin   = cuda_graph_begin;
+    t.graph_end     = cuda_graph_end;
+    t.graph_run     = cuda_graph_run;
+    t.graph_close   = cuda_graph_close;
     t.embed         = cuda_embed;
     t.rms_norm      = cuda_rms_norm;
     t.head_norm     = cuda_head_norm;

@@ -2,9 +2,10 @@
 /* cuda_dequant.cuh - one device function per weight type: a row taken apart by a warp.
  *
  * A warp walks a row in steps of CUDA_DQ_STEP elements; in each, a lane gets 16 elements as four
- * quads of neighbours.  cuda_dq<T>::at() says where quad number j of a lane begins in the row, and
- * cuda_dq<T, A>::get() loads and dequantises all four; which elements a lane gets is chosen so
- * that the warp's loads are contiguous.  Elements past the row are 0.
+ * quads of neighbours: quad j begins at element base(lane) + off(j) of the step.  Which elements a
+ * lane gets is chosen so that the warp's loads are contiguous.  get() loads and dequantises a
+ * lane's elements of the step at p; left is how many elements the row has from there on, and those
+ * past its end are 0.  Quantised types have ints() below instead, of which get() is made.
  * A: the alignment rule holds (see cuda_dq_aligned), so loads are as wide as the format allows;
  * otherwise they go byte by byte.  Formats: base/dtype_blocks.h. */
 #ifndef KVD_CUDA_DEQUANT_CUH
@@ -85,18 +86,23 @@ template <kvd_dtype T, bool A> struct cuda_dq;
 /* ---- floats ------------------------------------------------------------------------ */
 
 template <bool A> struct cuda_dq<KVD_DTYPE_F32, A> {
-    static __device__ __forceinline__ uint32_t at(uint32_t step, uint32_t lane, uint32_t j)
+    static constexpr uint32_t                  step_bytes = 2048;
+    static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
-        return step * CUDA_DQ_STEP + 4 * (lane + 32 * j);
+        return 4 * lane;
     }
-    static __device__ __forceinline__ void get(const uint8_t *row, uint32_t n_col, uint32_t step,
-                                               uint32_t lane, float *w)
+    static __host__ __device__ constexpr uint32_t off(uint32_t j)
+    {
+        return 128 * j;
+    }
+    static __device__ __forceinline__ void get(const uint8_t *p, uint32_t left, uint32_t lane,
+                                               float *w)
     {
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++) {
-            const uint32_t e = at(step, lane, j);
-            if (A && e < n_col) {
-                const uint4 v = dq_u128(row + 4ull * e);
+            const uint32_t e = base(lane) + off(j);
+            if (A && e < left) {
+                const uint4 v = dq_u128(p + 4ull * e);
                 w[4 * j]      = __uint_as_float(v.x);
                 w[4 * j + 1]  = __uint_as_float(v.y);
                 w[4 * j + 2]  = __uint_as_float(v.z);
@@ -105,9 +111,8 @@ template <bool A> struct cuda_dq<KVD_DTYPE_F32, A> {
             }
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++)
-                w[4 * j + i] = !A && e + i < n_col
-                                   ? __uint_as_float(dq_u32<false>(row + 4ull * (e + i)))
-                                   : 0.0f;
+                w[4 * j + i] =
+                    !A && e + i < left ? __uint_as_float(dq_u32<false>(p + 4ull * (e + i))) : 0.0f;
         }
     }
 };
@@ -128,18 +133,23 @@ template <bool BF16> static __device__ __forceinline__ void dq_half2(uint32_t wo
 }
 
 template <bool BF16, bool A> struct cuda_dq_half {
-    static __device__ __forceinline__ uint32_t at(uint32_t step, uint32_t lane, uint32_t j)
+    static constexpr uint32_t                  step_bytes = 1024;
+    static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
-        return step * CUDA_DQ_STEP + 8 * (lane + 32 * (j / 2)) + 4 * (j % 2);
+        return 8 * lane;
     }
-    static __device__ __forceinline__ void get(const uint8_t *row, uint32_t n_col, uint32_t step,
-                                               uint32_t lane, float *w)
+    static __host__ __device__ constexpr uint32_t off(uint32_t j)
+    {
+        return 256 * (j / 2) + 4 * (j % 2);
+    }
+    static __device__ __forceinline__ void get(const uint8_t *p, uint32_t left, uint32_t lane,
+                                               float *w)
     {
 #pragma unroll
         for (uint32_t j = 0; j < 2; j++) {
-            const uint32_t e = at(step, lane, 2 * j);
-            if (A && e < n_col) {
-                const uint4 v = dq_u128(row + 2ull * e);
+            const uint32_t e = base(lane) + off(2 * j);
+            if (A && e < left) {
+                const uint4 v = dq_u128(p + 2ull * e);
                 dq_half2<BF16>(v.x, w + 8 * j);
                 dq_half2<BF16>(v.y, w + 8 * j + 2);
                 dq_half2<BF16>(v.z, w + 8 * j + 4);
@@ -149,7 +159,7 @@ template <bool BF16, bool A> struct cuda_dq_half {
 #pragma unroll
             for (uint32_t i = 0; i < 8; i++)
                 w[8 * j + i] =
-                    !A && e + i < n_col ? dq_half<BF16>(dq_u16<false>(row + 2ull * (e + i))) : 0.0f;
+                    !A && e + i < left ? dq_half<BF16>(dq_u16<false>(p + 2ull * (e + i))) : 0.0f;
         }
     }
 };
@@ -160,7 +170,9 @@ template <bool A> struct cuda_dq<KVD_DTYPE_BF16, A> : cuda_dq_half<true, A> {
 
 /* ---- quantised types: integers, and the line that makes values of them -------------------- */
 
-/* Sixteen elements: byte i of q[j] is element i of quad j, whose value is scale[j] * q + min[j]. */
+/* Sixteen elements: byte i of q[j] is element i of quad j, whose value is scale[j] * q + min[j].
+ * A type is `paired` when quads 2 i and 2 i + 1 lie in the same block of 32 and share scale and
+ * minimum, and if it has minima (has_min), one for all of that block. */
 struct cuda_dq_ints {
     uint32_t q[4]; /* signed bytes */
     float    scale[4], min[4];
@@ -168,12 +180,12 @@ struct cuda_dq_ints {
 
 /* The function of a type is ints(); floats are made of its result. */
 template <typename D> struct cuda_dq_floats {
-    static __device__ __forceinline__ void get(const uint8_t *row, uint32_t n_col, uint32_t step,
-                                               uint32_t lane, float *w)
+    static __device__ __forceinline__ void get(const uint8_t *p, uint32_t left, uint32_t lane,
+                                               float *w)
     {
         cuda_dq_ints v;
 
-        D::ints(row, n_col, step, lane, v);
+        D::ints(p, left, lane, v);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
 #pragma unroll
@@ -195,24 +207,30 @@ static __device__ __forceinline__ void dq_none(cuda_dq_ints &v, int first, int n
 /* ---- blocks of 32 -------------------------------------------------------------------- */
 
 template <bool A> struct cuda_dq<KVD_DTYPE_Q8_0, A> : cuda_dq_floats<cuda_dq<KVD_DTYPE_Q8_0, A>> {
-    static constexpr bool                      has_min = false;
-    static __device__ __forceinline__ uint32_t at(uint32_t step, uint32_t lane, uint32_t j)
+    static constexpr bool                      has_min = false, paired = true;
+    static constexpr uint32_t                  step_bytes = 16 * sizeof(kvd_block_q8_0);
+    static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
-        return step * CUDA_DQ_STEP + 4 * (lane + 32 * j);
+        return 8 * lane;
     }
-    static __device__ __forceinline__ void ints(const uint8_t *row, uint32_t n_col, uint32_t step,
-                                                uint32_t lane, cuda_dq_ints &v)
+    static __host__ __device__ constexpr uint32_t off(uint32_t j)
+    {
+        return 256 * (j / 2) + 4 * (j % 2);
+    }
+    static __device__ __forceinline__ void ints(const uint8_t *p, uint32_t left, uint32_t lane,
+                                                cuda_dq_ints &v)
     {
         dq_none(v, 0, 4);
 #pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-            const uint32_t e = at(step, lane, j);
-            const uint8_t *b = row + (uint64_t)(e / 32) * sizeof(kvd_block_q8_0);
+        for (uint32_t j = 0; j < 4; j += 2) {
+            const uint32_t e = base(lane) + off(j);
+            const uint8_t *b = p + e / 32 * sizeof(kvd_block_q8_0);
 
-            if (e >= n_col)
+            if (e >= left)
                 continue;
-            v.scale[j] = dq_f16(dq_u16<A>(b));
-            v.q[j]     = dq_u32_of_u16<A>(b + 2 + e % 32);
+            v.scale[j] = v.scale[j + 1] = dq_f16(dq_u16<A>(b));
+            v.q[j]                      = dq_u32_of_u16<A>(b + 2 + e % 32);
+            v.q[j + 1]                  = dq_u32_of_u16<A>(b + 6 + e % 32);
         }
     }
 };
@@ -226,25 +244,28 @@ static __device__ __forceinline__ uint32_t dq_spread4(uint32_t n)
 /* Q4_0, Q4_1, Q5_0, Q5_1: BYTES of block, M: has a minimum, H: has fifth bits. */
 template <uint32_t BYTES, bool M, bool H, bool A>
 struct cuda_dq_nibble : cuda_dq_floats<cuda_dq_nibble<BYTES, M, H, A>> {
-    static constexpr bool                      has_min = true;
-    static __device__ __forceinline__ uint32_t at(uint32_t step, uint32_t lane, uint32_t j)
+    static constexpr bool                      has_min = true, paired = true;
+    static constexpr uint32_t                  step_bytes = 16 * BYTES;
+    static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
-        const uint32_t unit = lane + 32 * (j / 2); /* four bytes of a block: four low, four high */
-
-        return step * CUDA_DQ_STEP + unit / 4 * 32 + unit % 4 * 4 + 16 * (j % 2);
+        return lane / 4 * 32 + lane % 4 * 4;
     }
-    static __device__ __forceinline__ void ints(const uint8_t *row, uint32_t n_col, uint32_t step,
-                                                uint32_t lane, cuda_dq_ints &v)
+    static __host__ __device__ constexpr uint32_t off(uint32_t j)
+    {
+        return 256 * (j / 2) + 16 * (j % 2);
+    }
+    static __device__ __forceinline__ void ints(const uint8_t *p, uint32_t left, uint32_t lane,
+                                                cuda_dq_ints &v)
     {
         const uint32_t qs = (M ? 4 : 2) + (H ? 4 : 0) + lane % 4 * 4;
 
         dq_none(v, 0, 4);
 #pragma unroll
         for (uint32_t j = 0; j < 4; j += 2) {
-            const uint32_t e = at(step, lane, j);
-            const uint8_t *b = row + (uint64_t)(e / 32) * BYTES;
+            const uint32_t e = base(lane) + off(j);
+            const uint8_t *b = p + e / 32 * BYTES;
 
-            if (e >= n_col)
+            if (e >= left)
                 continue;
             const float    d = dq_f16(dq_u16<A>(b));
             const uint32_t q = M ? dq_u32<A>(b + qs) : dq_u32_of_u16<A>(b + qs);
@@ -288,23 +309,25 @@ static __device__ __forceinline__ void dq_k4_scales(const uint32_t sc[3], uint32
 }
 
 template <bool H, bool A> struct cuda_dq_k45 : cuda_dq_floats<cuda_dq_k45<H, A>> {
-    static constexpr bool                      has_min = true;
-    static __device__ __forceinline__ uint32_t at(uint32_t step, uint32_t lane, uint32_t j)
+    static constexpr bool     has_min = true, paired = true;
+    static constexpr uint32_t step_bytes =
+        2 * (H ? sizeof(kvd_block_q5_k) : sizeof(kvd_block_q4_k));
+    static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
-        const uint32_t p = lane % 16; /* eight bytes: eight low, eight high */
-
-        return step * CUDA_DQ_STEP + lane / 16 * 256 + p / 4 * 64 + p % 4 * 8 + j / 2 * 32 +
-               j % 2 * 4;
+        return lane / 16 * 256 + lane % 16 / 4 * 64 + lane % 4 * 8;
     }
-    static __device__ __forceinline__ void ints(const uint8_t *row, uint32_t n_col, uint32_t step,
-                                                uint32_t lane, cuda_dq_ints &v)
+    static __host__ __device__ constexpr uint32_t off(uint32_t j)
     {
-        const uint32_t bytes = H ? sizeof(kvd_block_q5_k) : sizeof(kvd_block_q4_k);
-        const uint32_t block = step * 2 + lane / 16, p = lane % 16, g = p / 4;
-        const uint8_t *b = row + (uint64_t)block * bytes;
+        return 32 * (j / 2) + 4 * (j % 2);
+    }
+    static __device__ __forceinline__ void ints(const uint8_t *p, uint32_t left, uint32_t lane,
+                                                cuda_dq_ints &v)
+    {
+        const uint32_t k = lane % 16, g = k / 4; /* eight bytes: eight low, eight high */
+        const uint8_t *b = p + lane / 16 * (step_bytes / 2);
         uint32_t       scale, min;
 
-        if (block * 256 >= n_col) {
+        if (lane / 16 * 256 >= left) {
             dq_none(v, 0, 4);
             return;
         }
@@ -312,7 +335,7 @@ template <bool H, bool A> struct cuda_dq_k45 : cuda_dq_floats<cuda_dq_k45<H, A>>
             A ? __ldg((const uint4 *)b)
               : make_uint4(dq_u32<A>(b), dq_u32<A>(b + 4), dq_u32<A>(b + 8), dq_u32<A>(b + 12));
         const uint32_t sc[3] = { head.y, head.z, head.w };
-        const uint2    q     = dq_u64<A>(b + (H ? 48 : 16) + 8 * p);
+        const uint2    q     = dq_u64<A>(b + (H ? 48 : 16) + 8 * k);
         const float    d = dq_f16(head.x & 0xffffu), dmin = -dq_f16(head.x >> 16);
 
         dq_k4_scales(sc, g, &scale, &min);
@@ -321,7 +344,7 @@ template <bool H, bool A> struct cuda_dq_k45 : cuda_dq_floats<cuda_dq_k45<H, A>>
         v.q[2] = q.x >> 4 & 0x0f0f0f0fu;
         v.q[3] = q.y >> 4 & 0x0f0f0f0fu;
         if (H) {
-            const uint2    h = dq_u64<A>(b + 16 + 8 * (p % 4));
+            const uint2    h = dq_u64<A>(b + 16 + 8 * (k % 4));
             const uint32_t x = h.x >> (2 * g), y = h.y >> (2 * g);
             v.q[0] |= (x & 0x01010101u) << 4;
             v.q[1] |= (y & 0x01010101u) << 4;
@@ -340,65 +363,64 @@ template <bool A> struct cuda_dq<KVD_DTYPE_Q5_K, A> : cuda_dq_k45<true, A> {
 };
 
 template <bool A> struct cuda_dq<KVD_DTYPE_Q6_K, A> : cuda_dq_floats<cuda_dq<KVD_DTYPE_Q6_K, A>> {
-    static constexpr bool                      has_min = false;
-    static __device__ __forceinline__ uint32_t at(uint32_t step, uint32_t lane, uint32_t j)
+    static constexpr bool                      has_min = false, paired = true;
+    static constexpr uint32_t                  step_bytes = 2 * sizeof(kvd_block_q6_k);
+    static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
-        const uint32_t p = lane % 16;
-
-        return step * CUDA_DQ_STEP + lane / 16 * 256 + p / 8 * 128 + p % 8 * 8 + j / 2 * 64 +
-               j % 2 * 4;
+        return lane / 16 * 256 + lane % 16 / 8 * 128 + lane % 8 * 8;
     }
-    static __device__ __forceinline__ void ints(const uint8_t *row, uint32_t n_col, uint32_t step,
-                                                uint32_t lane, cuda_dq_ints &v)
+    static __host__ __device__ constexpr uint32_t off(uint32_t j)
     {
-        const uint32_t block = step * 2 + lane / 16, p = lane % 16, h = p / 8, q = p % 8;
-        const uint8_t *b = row + (uint64_t)block * sizeof(kvd_block_q6_k);
+        return 64 * (j / 2) + 4 * (j % 2);
+    }
+    static __device__ __forceinline__ void ints(const uint8_t *p, uint32_t left, uint32_t lane,
+                                                cuda_dq_ints &v)
+    {
+        const uint32_t k = lane % 16, h = k / 8, q = k % 8;
+        const uint8_t *b = p + lane / 16 * (step_bytes / 2);
 
         dq_none(v, 0, 4);
-        if (block * 256 >= n_col)
+        if (lane / 16 * 256 >= left)
             return;
         const float d  = dq_f16(dq_u16<A>(b + 208));
         const float lo = d * (float)(int)(int8_t)dq_u8<A>(b + 192 + 8 * h + q / 2);
         const float hi = d * (float)(int)(int8_t)dq_u8<A>(b + 192 + 8 * h + 4 + q / 2);
 #pragma unroll
-        for (uint32_t k = 0; k < 2; k++) {
-            const uint32_t ql = dq_u32_of_u16<A>(b + 64 * h + 8 * q + 4 * k);
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t ql = dq_u32_of_u16<A>(b + 64 * h + 8 * q + 4 * i);
             const uint32_t qh =
-                dq_u32_of_u16<A>(b + 128 + 32 * h + 8 * (q % 4) + 4 * k) >> (2 * (q / 4));
+                dq_u32_of_u16<A>(b + 128 + 32 * h + 8 * (q % 4) + 4 * i) >> (2 * (q / 4));
 
-            v.q[k]         = __vsub4((ql & 0x0f0f0f0fu) | (qh & 0x03030303u) << 4, 0x20202020u);
-            v.q[2 + k]     = __vsub4((ql >> 4 & 0x0f0f0f0fu) | (qh & 0x30303030u), 0x20202020u);
-            v.scale[k]     = lo;
-            v.scale[2 + k] = hi;
+            v.q[i]         = __vsub4((ql & 0x0f0f0f0fu) | (qh & 0x03030303u) << 4, 0x20202020u);
+            v.q[2 + i]     = __vsub4((ql >> 4 & 0x0f0f0f0fu) | (qh & 0x30303030u), 0x20202020u);
+            v.scale[i]     = lo;
+            v.scale[2 + i] = hi;
         }
     }
 };
 
-/* Where quad j of a lane lies in Q2_K and Q3_K: four bytes hold four quads. */
-static __device__ __forceinline__ uint32_t dq_k23_at(uint32_t step, uint32_t lane, uint32_t j)
-{
-    const uint32_t p = lane % 16;
-
-    return step * CUDA_DQ_STEP + lane / 16 * 256 + p / 8 * 128 + p % 8 * 4 + j * 32;
-}
-
 template <bool A> struct cuda_dq<KVD_DTYPE_Q2_K, A> : cuda_dq_floats<cuda_dq<KVD_DTYPE_Q2_K, A>> {
-    static constexpr bool                      has_min = true;
-    static __device__ __forceinline__ uint32_t at(uint32_t step, uint32_t lane, uint32_t j)
+    static constexpr bool                      has_min = true, paired = false;
+    static constexpr uint32_t                  step_bytes = 2 * sizeof(kvd_block_q2_k);
+    static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
-        return dq_k23_at(step, lane, j);
+        return lane / 16 * 256 + lane % 16 / 8 * 128 + lane % 8 * 4;
     }
-    static __device__ __forceinline__ void ints(const uint8_t *row, uint32_t n_col, uint32_t step,
-                                                uint32_t lane, cuda_dq_ints &v)
+    static __host__ __device__ constexpr uint32_t off(uint32_t j)
     {
-        const uint32_t block = step * 2 + lane / 16, p = lane % 16, h = p / 8, l = p % 8 * 4;
-        const uint8_t *b = row + (uint64_t)block * sizeof(kvd_block_q2_k);
+        return 32 * j;
+    }
+    static __device__ __forceinline__ void ints(const uint8_t *p, uint32_t left, uint32_t lane,
+                                                cuda_dq_ints &v)
+    {
+        const uint32_t k = lane % 16, h = k / 8, l = k % 8 * 4;
+        const uint8_t *b = p + lane / 16 * (step_bytes / 2);
 
-        if (block * 256 >= n_col) {
+        if (lane / 16 * 256 >= left) {
             dq_none(v, 0, 4);
             return;
         }
-        const uint32_t q = dq_u32<A>(b + 16 + 4 * p), dm = dq_u32<A>(b + 80);
+        const uint32_t q = dq_u32<A>(b + 16 + 4 * k), dm = dq_u32<A>(b + 80);
         const float    d = dq_f16(dm & 0xffffu), dmin = -dq_f16(dm >> 16);
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++) {
@@ -421,21 +443,26 @@ template <bool A> static __device__ __forceinline__ int dq_k3_scale(const uint8_
 }
 
 template <bool A> struct cuda_dq<KVD_DTYPE_Q3_K, A> : cuda_dq_floats<cuda_dq<KVD_DTYPE_Q3_K, A>> {
-    static constexpr bool                      has_min = false;
-    static __device__ __forceinline__ uint32_t at(uint32_t step, uint32_t lane, uint32_t j)
+    static constexpr bool                      has_min = false, paired = false;
+    static constexpr uint32_t                  step_bytes = 2 * sizeof(kvd_block_q3_k);
+    static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
-        return dq_k23_at(step, lane, j);
+        return lane / 16 * 256 + lane % 16 / 8 * 128 + lane % 8 * 4;
     }
-    static __device__ __forceinline__ void ints(const uint8_t *row, uint32_t n_col, uint32_t step,
-                                                uint32_t lane, cuda_dq_ints &v)
+    static __host__ __device__ constexpr uint32_t off(uint32_t j)
     {
-        const uint32_t block = step * 2 + lane / 16, p = lane % 16, h = p / 8, l = p % 8 * 4;
-        const uint8_t *b = row + (uint64_t)block * sizeof(kvd_block_q3_k);
+        return 32 * j;
+    }
+    static __device__ __forceinline__ void ints(const uint8_t *p, uint32_t left, uint32_t lane,
+                                                cuda_dq_ints &v)
+    {
+        const uint32_t k = lane % 16, h = k / 8, l = k % 8 * 4;
+        const uint8_t *b = p + lane / 16 * (step_bytes / 2);
 
         dq_none(v, 0, 4);
-        if (block * 256 >= n_col)
+        if (lane / 16 * 256 >= left)
             return;
-        const uint32_t q = dq_u32_of_u16<A>(b + 32 + 4 * p);
+        const uint32_t q = dq_u32_of_u16<A>(b + 32 + 4 * k);
         const uint32_t m = ~dq_u32_of_u16<A>(b + l) >> (4 * h); /* set: subtract 4 */
         const float    d = dq_f16(dq_u16<A>(b + 108));
 #pragma unroll
@@ -445,6 +472,22 @@ template <bool A> struct cuda_dq<KVD_DTYPE_Q3_K, A> : cuda_dq_floats<cuda_dq<KVD
         }
     }
 };
+
+/* The element of a row where quad j of a lane begins in a step. */
+template <kvd_dtype T>
+static __device__ __forceinline__ uint32_t cuda_dq_at(uint32_t step, uint32_t lane, uint32_t j)
+{
+    return step * CUDA_DQ_STEP + cuda_dq<T, true>::base(lane) + cuda_dq<T, true>::off(j);
+}
+
+/* Floats of a lane in a step of a row. */
+template <kvd_dtype T, bool A>
+static __device__ __forceinline__ void cuda_dq_get(const uint8_t *row, uint32_t n_col,
+                                                   uint32_t step, uint32_t lane, float *w)
+{
+    cuda_dq<T, A>::get(row + (uint64_t)step * cuda_dq<T, A>::step_bytes,
+                       n_col - step * CUDA_DQ_STEP, lane, w);
+}
 
 /* Calls f with the type as a template argument: f.template operator()<T>(). */
 template <typename F> static inline void cuda_dq_visit(kvd_dtype type, F f)

@@ -20,10 +20,10 @@ static __global__ void embed_kernel(kvd_weight table, const int32_t *token, floa
     for (uint32_t step = warp; step * CUDA_DQ_STEP < n; step += blockDim.x / 32) {
         float w[16];
 
-        cuda_dq<T, A>::get(row, n, step, lane, w);
+        cuda_dq_get<T, A>(row, n, step, lane, w);
 #pragma unroll
         for (uint32_t i = 0; i < 16; i++) {
-            const uint32_t e = cuda_dq<T, A>::at(step, lane, i / 4) + i % 4;
+            const uint32_t e = cuda_dq_at<T>(step, lane, i / 4) + i % 4;
             if (e < n)
                 to[e] = w[i];
         }

@@ -21,7 +21,7 @@ typedef struct gemv_args {
     uint64_t       x_stride;
     const float   *x;
     const int8_t  *xq;        /* x in integers, rows of xq_stride; NULL: not wanted */
-    const float   *xd;        /* [n_token][xq_stride / 32] their scales */
+    const float2  *xd;        /* [n_token][xq_stride / 32] their scale, scale * sum / 4 */
     uint64_t       xq_stride; /* whole steps; 0 past n_col */
     kvd_matmul_out out[KVD_MATMUL_OUT_MAX];
 } gemv_args;
@@ -94,10 +94,10 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
         float w[R][16];
 #pragma unroll
         for (uint32_t r = 0; r < R; r++)
-            cuda_dq<T, A>::get(w_row[r], a.n_col, step, lane, w[r]);
+            cuda_dq_get<T, A>(w_row[r], a.n_col, step, lane, w[r]);
 #pragma unroll
         for (uint32_t j = 0; j < 4; j++) {
-            const uint32_t e = cuda_dq<T, A>::at(step, lane, j);
+            const uint32_t e = cuda_dq_at<T>(step, lane, j);
 #pragma unroll
             for (uint32_t t = 0; t < NT; t++) {
                 const float4 v = gemv_x<XA>(x[t], e, a.n_col);
@@ -118,30 +118,51 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
     }
 }
 
-/* One quad of a row of weights by all tokens. */
-template <bool M, uint32_t NT>
-static __device__ __forceinline__ void gemv_quad(const cuda_dq_ints &w, uint32_t j,
-                                                 const uint32_t x[NT], const float d[NT],
-                                                 float sum[NT])
+/* Two quads of a row of weights by those of a token: a quarter of a block of 32 of x where the type
+ * is paired, of which the minimum's share is then a quarter, too. */
+template <typename D>
+static __device__ __forceinline__ float gemv_quads(const cuda_dq_ints &w, uint32_t j, uint2 x,
+                                                   const float2 d[2], float sum)
 {
-#pragma unroll
-    for (uint32_t t = 0; t < NT; t++) {
-        const int dot = __dp4a((int)w.q[j], (int)x[t], 0);
+    const int lo = __dp4a((int)w.q[j], (int)x.x, 0);
 
-        sum[t] = fmaf(w.scale[j], (float)dot * d[t], sum[t]);
-        if (M)
-            sum[t] = fmaf(w.min[j], (float)__dp4a(0x01010101, (int)x[t], 0) * d[t], sum[t]);
+    if (D::paired) {
+        sum = fmaf(w.scale[j], (float)__dp4a((int)w.q[j + 1], (int)x.y, lo) * d[0].x, sum);
+        return D::has_min ? fmaf(w.min[j], d[0].y, sum) : sum;
     }
+    sum = fmaf(w.scale[j], (float)lo * d[0].x, sum);
+    sum = fmaf(w.scale[j + 1], (float)__dp4a((int)w.q[j + 1], (int)x.y, 0) * d[1].x, sum);
+    if (D::has_min) {
+        sum = fmaf(w.min[j], (float)__dp4a(0x01010101, (int)x.x, 0) * d[0].x, sum);
+        sum = fmaf(w.min[j + 1], (float)__dp4a(0x01010101, (int)x.y, 0) * d[1].x, sum);
+    }
+    return sum;
+}
+
+/* Quads j and j + 1 of a token's activations; xq and xd are the lane's, in the step. */
+template <typename D>
+static __device__ __forceinline__ uint2 gemv_ints(const int8_t *xq, const float2 *xd, uint32_t j,
+                                                  float2 d[2])
+{
+    d[0] = __ldg(xd + D::off(j) / 32);
+    d[1] = D::paired ? d[0] : __ldg(xd + D::off(j + 1) / 32);
+    if (D::off(j + 1) == D::off(j) + 4)
+        return __ldg((const uint2 *)(xq + D::off(j)));
+    return make_uint2(__ldg((const uint32_t *)(xq + D::off(j))),
+                      __ldg((const uint32_t *)(xq + D::off(j + 1))));
 }
 
 template <kvd_dtype T, uint32_t NT, uint32_t R>
 static __global__ void __launch_bounds__(GEMV_THREADS)
     gemv_int_kernel(const __grid_constant__ gemv_args a)
 {
-    const uint32_t lane  = threadIdx.x % 32;
-    const uint32_t first = (blockIdx.x * GEMV_WARPS + threadIdx.x / 32) * R;
-    const uint8_t *w_row[R];
-    float          sum[R][NT] = {};
+    typedef cuda_dq<T, true> D;
+    const uint32_t           lane  = threadIdx.x % 32;
+    const uint32_t           first = (blockIdx.x * GEMV_WARPS + threadIdx.x / 32) * R;
+    const uint8_t           *w_row[R];
+    const int8_t            *xq         = a.xq + D::base(lane);
+    const float2            *xd         = a.xd + D::base(lane) / 32;
+    float                    sum[R][NT] = {};
 
     if (first >= a.n_row)
         return;
@@ -149,26 +170,27 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
     for (uint32_t r = 0; r < R; r++)
         w_row[r] = gemv_row(a, first + r);
 #pragma unroll(NT *R <= 2 ? 2 : 1)
-    for (uint32_t step = 0; step * CUDA_DQ_STEP < a.n_col; step++) {
+    for (uint32_t at = 0; at < a.n_col; at += CUDA_DQ_STEP) {
         cuda_dq_ints w[R];
 #pragma unroll
-        for (uint32_t r = 0; r < R; r++)
-            cuda_dq<T, true>::ints(w_row[r], a.n_col, step, lane, w[r]);
-#pragma unroll
-        for (uint32_t j = 0; j < 4; j++) {
-            const uint32_t e = cuda_dq<T, true>::at(step, lane, j);
-            uint32_t       x[NT];
-            float          d[NT];
-#pragma unroll
-            for (uint32_t t = 0; t < NT; t++) {
-                const uint64_t at = (t < a.n_token ? t : 0) * a.xq_stride + e;
-                x[t]              = __ldg((const uint32_t *)(a.xq + at));
-                d[t]              = __ldg(a.xd + at / 32);
-            }
-#pragma unroll
-            for (uint32_t r = 0; r < R; r++)
-                gemv_quad<cuda_dq<T, true>::has_min, NT>(w[r], j, x, d, sum[r]);
+        for (uint32_t r = 0; r < R; r++) {
+            D::ints(w_row[r], a.n_col - at, lane, w[r]);
+            w_row[r] += D::step_bytes;
         }
+#pragma unroll
+        for (uint32_t t = 0; t < NT; t++) {
+            const uint64_t to = (t < a.n_token ? t : 0) * a.xq_stride;
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j += 2) {
+                float2      d[2];
+                const uint2 x = gemv_ints<D>(xq + to, xd + to / 32, j, d);
+#pragma unroll
+                for (uint32_t r = 0; r < R; r++)
+                    sum[r][t] = gemv_quads<D>(w[r], j, x, d, sum[r][t]);
+            }
+        }
+        xq += CUDA_DQ_STEP;
+        xd += CUDA_DQ_STEP / 32;
     }
 #pragma unroll
     for (uint32_t r = 0; r < R; r++) {

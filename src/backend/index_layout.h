@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cpu_index_layout.h - how the index of one lane of one block lies in memory, and the arithmetic
+/* index_layout.h - how the index of one lane of one block lies in memory, and the arithmetic
  * that every backend must share bit for bit.
  *
  * A lane is a sequence of sections, each on a multiple of 64 bytes:
@@ -15,8 +15,8 @@
  * have scale, minimum and code 0. radius: [n_chunk] binary16.  Cluster: one byte, which block of
  * its segment this is; then after 64 bytes [n_chunk] bytes, the chunk's centroid counted from the
  * segment's first block. */
-#ifndef KVD_CPU_INDEX_LAYOUT_H
-#define KVD_CPU_INDEX_LAYOUT_H
+#ifndef KVD_INDEX_LAYOUT_H
+#define KVD_INDEX_LAYOUT_H
 
 #include "backend/backend.h"
 
