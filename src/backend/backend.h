@@ -543,7 +543,7 @@ typedef struct kvd_backend_limits {
 
 /* ---- the table ------------------------------------------------------------------- */
 
-#define KVD_BACKEND_ABI 2
+#define KVD_BACKEND_ABI 3
 typedef struct kvd_backend_ops {
     uint32_t    abi;
     const char *name;

@@ -4,7 +4,7 @@
 #ifndef KVD_CPU_RECORD_H
 #define KVD_CPU_RECORD_H
 
-#include "backend/cpu/cpu_index_layout.h"
+#include "backend/index_layout.h"
 
 typedef struct cpu_record_kernels {
     /* One lane of a block; not VALUES. */

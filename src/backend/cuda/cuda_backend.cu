@@ -370,7 +370,10 @@ static kvd_backend_ops cuda_make_ops(void)
     t.zone_build    = cuda_zone_build;
     t.select        = cuda_select;
     t.attn_span     = cuda_attn_span;
+    t.attn_zone     = cuda_attn_zone;
     t.window        = cuda_window;
+    t.window_spans  = cuda_window_spans;
+    t.window_fetch  = cuda_window_fetch;
     t.record_copy   = cuda_record_copy;
     t.record_pack   = cuda_record_pack;
     t.record_unpack = cuda_record_unpack;

@@ -5,43 +5,15 @@
  * blocks of 512 threads: 51 of 55 GB/s on an H200), and more would only take processors from other
  * work. Packing and unpacking give the bits of cpu_record_impl.h. Owns: nothing.  Thread: the
  * backend's caller. */
-#include "backend/cuda/cuda_sparse.cuh"
+#include "backend/cuda/cuda_record.cuh"
 
 #define COPY_THREADS   512u
 #define COPY_HOST_GRID 8u
-#define COPY_AT_ONCE   4u /* loads of 16 bytes in flight per thread */
 #define PACK_THREADS   256u
 #define UNPACK_SMEM    32768u
 #define F16_MAX        65504.0f
 
 /* ---- copy -------------------------------------------------------------------------- */
-
-/* One warp, one record; 16 bytes at a time where both lie so. */
-static __device__ void copy_record(const uint8_t *src, uint8_t *dst, uint64_t bytes)
-{
-    const uint32_t lane = threadIdx.x % WARP;
-    const uint64_t n    = bytes / 16;
-
-    if ((((uint64_t)src | (uint64_t)dst) & 15u) != 0) {
-        for (uint64_t i = lane; i < bytes; i += WARP)
-            dst[i] = src[i];
-        return;
-    }
-    for (uint64_t first = lane; first < n; first += (uint64_t)COPY_AT_ONCE * WARP) {
-        uint4 x[COPY_AT_ONCE];
-
-#pragma unroll
-        for (uint32_t i = 0; i < COPY_AT_ONCE; i++) {
-            if (first + i * WARP < n)
-                x[i] = ((const uint4 *)src)[first + i * WARP];
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < COPY_AT_ONCE; i++) {
-            if (first + i * WARP < n)
-                ((uint4 *)dst)[first + i * WARP] = x[i];
-        }
-    }
-}
 
 static __global__ void __launch_bounds__(COPY_THREADS) copy_records(const kvd_record_copy_args a)
 {
@@ -75,20 +47,25 @@ kvd_status cuda_record_copy(kvd_stream *st, const kvd_record_copy_args *a, kvd_e
 
 /* ---- formats ------------------------------------------------------------------------ */
 
-/* A format with its sizes in bytes. */
-typedef struct record_shape {
-    kvd_record_format f;
-    uint32_t          raw, packed; /* of a record */
-    uint32_t          raw_row;
-} record_shape;
-
-static record_shape record_shape_of(const kvd_record_format *f)
+record_shape cuda_record_shape(const kvd_record_format *f)
 {
     kvd_assert(f->type != KVD_RECORD_RAW && f->head_dim % 2 == 0 &&
                f->head_dim <= KVD_HEAD_DIM_MAX && f->chunk_tokens <= 16 &&
                KVD_RECORD_GROUP % f->chunk_tokens == 0 && f->block_tokens % KVD_RECORD_GROUP == 0);
-    return { *f, (uint32_t)kvd_record_raw_bytes(f), (uint32_t)kvd_record_bytes(f),
-             (uint32_t)(kvd_record_raw_bytes(f) / (2ull * f->chunk_tokens)) };
+    record_shape s = { *f,
+                       (uint32_t)kvd_record_raw_bytes(f),
+                       (uint32_t)kvd_record_bytes(f),
+                       (uint32_t)(kvd_record_raw_bytes(f) / (2ull * f->chunk_tokens)),
+                       {} };
+
+    if (f->type == KVD_RECORD_VALUES) {
+        cpu_index_shape keys;
+
+        cpu_index_shape_of(&keys, &f->keys);
+        kvd_assert(keys.has_key && keys.dim == f->head_dim);
+        s.key = keys.key;
+    }
+    return s;
 }
 
 /* ---- pack -------------------------------------------------------------------------- */
@@ -210,6 +187,13 @@ static __global__ void __launch_bounds__(PACK_THREADS)
     const float           top     = a.format.type == KVD_RECORD_INT8 ? 255.0f : 15.0f;
     const uint32_t        n_group = a.format.block_tokens / KVD_RECORD_GROUP;
 
+    if (a.format.type == KVD_RECORD_VALUES) {
+        for (uint32_t c = threadIdx.x / WARP; c < a.format.block_tokens / a.format.chunk_tokens;
+             c += PACK_THREADS / WARP)
+            copy_record(src + (uint64_t)c * s.raw + s.packed, dst + (uint64_t)c * s.packed,
+                        s.packed);
+        return;
+    }
     for (uint32_t g = 0; g < n_group; g++)
         pack_k(s, src, g, param, dst, top, &r);
     for (uint32_t t = threadIdx.x; t < a.format.block_tokens; t += blockDim.x)
@@ -221,61 +205,11 @@ kvd_status cuda_record_pack(kvd_stream *st, const kvd_record_pack_args *a, kvd_e
     cuda_enter(st);
     if (a->n == 0)
         return KVD_OK;
-    pack_lanes<<<(uint32_t)a->n, PACK_THREADS, 0, st->s>>>(*a, record_shape_of(&a->format));
+    pack_lanes<<<(uint32_t)a->n, PACK_THREADS, 0, st->s>>>(*a, cuda_record_shape(&a->format));
     return cuda_launched("record_pack", err);
 }
 
 /* ---- unpack ------------------------------------------------------------------------ */
-
-static __device__ __forceinline__ float unpack_code(const kvd_record_format &f, const uint8_t *rec,
-                                                    uint32_t row, uint32_t i)
-{
-    if (f.type == KVD_RECORD_INT8)
-        return (float)rec[row * f.head_dim + i];
-    return (float)(rec[row * (f.head_dim / 2) + i / 2] >> (i % 2 * 4) & 15);
-}
-
-/* Codes and parameters are finite: a NaN needs no care. */
-static __device__ __forceinline__ void unpack_put(kvd_dtype raw, uint8_t *row, uint32_t i, float x)
-{
-    const uint32_t u = __float_as_uint(x);
-
-    if (raw == KVD_DTYPE_F32)
-        ((float *)row)[i] = x;
-    else
-        ((uint16_t *)row)[i] = (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
-
-/* One warp, one record: the packed one is taken whole before anything is written over it. */
-static __device__ void unpack_record(const record_shape &s, uint32_t chunk, const uint8_t *src,
-                                     const uint8_t *param, uint8_t *dst, uint8_t *packed)
-{
-    const kvd_record_format &f = s.f;
-
-    const uint32_t  d = f.head_dim, ct = f.chunk_tokens, first = chunk * ct;
-    const uint32_t  lane = threadIdx.x % WARP, bytes = s.packed;
-    const uint16_t *pk = (const uint16_t *)(param + 4ull * (first / KVD_RECORD_GROUP) * d);
-    const uint16_t *pv =
-        (const uint16_t *)(param + 4ull * (f.block_tokens / KVD_RECORD_GROUP) * d) + first;
-
-    if (((uint64_t)src & 15u) == 0 && bytes % 16 == 0) {
-        for (uint32_t i = lane; i < bytes / 16; i += WARP)
-            ((uint4 *)packed)[i] = ((const uint4 *)src)[i];
-    } else {
-        for (uint32_t i = lane; i < bytes; i += WARP)
-            packed[i] = src[i];
-    }
-    __syncwarp();
-    for (uint32_t k = lane; k < 2 * ct * d; k += WARP) {
-        const uint32_t t = k / d, i = k % d;
-        const float    scale = sp_from_f16(t < ct ? pk[i] : pv[t - ct]);
-        const float    min   = sp_from_f16(t < ct ? pk[d + i] : pv[f.block_tokens + t - ct]);
-
-        unpack_put(f.raw, dst + (uint64_t)t * s.raw_row, i,
-                   __fadd_rn(__fmul_rn(unpack_code(f, packed, t, i), scale), min));
-    }
-    __syncwarp();
-}
 
 static __global__ void unpack_records(const kvd_record_unpack_args a, const record_shape s,
                                       uint32_t each)
@@ -294,7 +228,7 @@ static __global__ void unpack_records(const kvd_record_unpack_args a, const reco
 kvd_status cuda_record_unpack(kvd_stream *st, const kvd_record_unpack_args *a, kvd_err *err)
 {
     const cuda_backend *be     = cuda_enter(st);
-    const record_shape  s      = record_shape_of(&a->format);
+    const record_shape  s      = cuda_record_shape(&a->format);
     const uint32_t      each   = (uint32_t)kvd_align_up(s.packed, 16);
     const uint32_t      n_warp = (uint32_t)kvd_min_u64(16, UNPACK_SMEM / each);
     const uint32_t      most   = on_host(a->src) ? COPY_HOST_GRID : 8 * be->n_sm;
