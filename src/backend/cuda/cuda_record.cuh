@@ -4,7 +4,9 @@
 #define KVD_CUDA_RECORD_CUH
 
 #include "backend/cuda/cuda_sparse.cuh"
+extern "C" {
 #include "backend/index_layout.h"
+}
 
 #define COPY_AT_ONCE 4u /* loads of 16 bytes in flight per thread */
 
