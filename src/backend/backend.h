@@ -573,7 +573,8 @@ typedef struct kvd_backend_ops {
 
     /* Between begin and end, what is called on the stream is recorded instead of run: ops, copies
      * that leave HOST and MAP memory alone, events that lead to other streams and back.  run runs
-     * it all in order, over what the pointers lead to by then; arguments themselves are fixed.
+     * it all in order, over what the pointers lead to by then; arguments themselves are fixed,
+     * and scratch is as reserved: after a reserve that asks for more, record again.
      * KVD_E_UNSUPPORTED from begin where ops run in their calls anyway: "cpu" and "ref". */
     kvd_status (*graph_begin)(kvd_stream *, kvd_err *);
     kvd_status (*graph_end)(kvd_stream *, kvd_graph **out, kvd_err *);

@@ -2,10 +2,11 @@
 /* cuda_gemv.cuh - products with up to 8 tokens: weights stream by once, dequantised on the way.
  *
  * A warp takes R rows and all tokens; activations stay in the first-level cache.  Against quantised
- * weights they are 8-bit integers with a scale per 32 (as in backend "cpu"), unless floats are
- * asked for: then they are floats, as against other weights. A token's sum is made in an order that
- * depends on the row alone (lane, step; then the lanes by a tree), so it has the same bits whatever
- * the number of tokens and of rows a warp takes. */
+ * weights they are 16-bit integers with a scale per 32, as two planes of bytes (as in backend
+ * "cpu"), unless floats are asked for: then they are floats, as against other weights.
+ *
+ * A token's sum is made in an order that depends on the row alone (lane, step; then the lanes by a
+ * tree), so it has the same bits whatever the number of tokens and of rows a warp takes. */
 #ifndef KVD_CUDA_GEMV_CUH
 #define KVD_CUDA_GEMV_CUH
 
@@ -20,7 +21,8 @@ typedef struct gemv_args {
     uint32_t       n_token, n_col, n_out, n_row;
     uint64_t       x_stride;
     const float   *x;
-    const int8_t  *xq;        /* x in integers, rows of xq_stride; NULL: not wanted */
+    const int8_t  *xq;        /* x in integers, rows of xq_stride, high bytes; NULL: not wanted */
+    const int8_t  *xl;        /* low bytes, -128 to 127: x = scale * (256 xq + xl) */
     const float2  *xd;        /* [n_token][xq_stride / 32] their scale, scale * sum / 4 */
     uint64_t       xq_stride; /* whole steps; 0 past n_col */
     kvd_matmul_out out[KVD_MATMUL_OUT_MAX];
@@ -118,38 +120,62 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
     }
 }
 
+/* Two quads of a token's activations. */
+struct gemv_ints {
+    uint2  high, low;
+    float2 d[2]; /* of the block of each */
+};
+
+static __device__ __forceinline__ int gemv_dot(uint32_t w, uint32_t high, uint32_t low)
+{
+    return __dp4a((int)w, (int)low, __dp4a((int)w, (int)high, 0) * 256);
+}
+
 /* Two quads of a row of weights by those of a token: a quarter of a block of 32 of x where the type
  * is paired, of which the minimum's share is then a quarter, too. */
 template <typename D>
-static __device__ __forceinline__ float gemv_quads(const cuda_dq_ints &w, uint32_t j, uint2 x,
-                                                   const float2 d[2], float sum)
+static __device__ __forceinline__ float gemv_quads(const cuda_dq_ints &w, uint32_t j,
+                                                   const gemv_ints &x, float sum)
 {
-    const int lo = __dp4a((int)w.q[j], (int)x.x, 0);
+    const int first  = gemv_dot(w.q[j], x.high.x, x.low.x);
+    const int second = gemv_dot(w.q[j + 1], x.high.y, x.low.y);
 
     if (D::paired) {
-        sum = fmaf(w.scale[j], (float)__dp4a((int)w.q[j + 1], (int)x.y, lo) * d[0].x, sum);
-        return D::has_min ? fmaf(w.min[j], d[0].y, sum) : sum;
+        sum = fmaf(w.scale[j], (float)(first + second) * x.d[0].x, sum);
+        return D::has_min ? fmaf(w.min[j], x.d[0].y, sum) : sum;
     }
-    sum = fmaf(w.scale[j], (float)lo * d[0].x, sum);
-    sum = fmaf(w.scale[j + 1], (float)__dp4a((int)w.q[j + 1], (int)x.y, 0) * d[1].x, sum);
+    sum = fmaf(w.scale[j], (float)first * x.d[0].x, sum);
+    sum = fmaf(w.scale[j + 1], (float)second * x.d[1].x, sum);
     if (D::has_min) {
-        sum = fmaf(w.min[j], (float)__dp4a(0x01010101, (int)x.x, 0) * d[0].x, sum);
-        sum = fmaf(w.min[j + 1], (float)__dp4a(0x01010101, (int)x.y, 0) * d[1].x, sum);
+        const uint32_t ones = 0x01010101u;
+
+        sum = fmaf(w.min[j], (float)gemv_dot(ones, x.high.x, x.low.x) * x.d[0].x, sum);
+        sum = fmaf(w.min[j + 1], (float)gemv_dot(ones, x.high.y, x.low.y) * x.d[1].x, sum);
     }
     return sum;
 }
 
-/* Quads j and j + 1 of a token's activations; xq and xd are the lane's, in the step. */
+/* Quads j and j + 1 of a plane; p is the lane's, in the step. */
 template <typename D>
-static __device__ __forceinline__ uint2 gemv_ints(const int8_t *xq, const float2 *xd, uint32_t j,
-                                                  float2 d[2])
+static __device__ __forceinline__ uint2 gemv_plane(const int8_t *p, uint32_t j)
 {
-    d[0] = __ldg(xd + D::off(j) / 32);
-    d[1] = D::paired ? d[0] : __ldg(xd + D::off(j + 1) / 32);
     if (D::off(j + 1) == D::off(j) + 4)
-        return __ldg((const uint2 *)(xq + D::off(j)));
-    return make_uint2(__ldg((const uint32_t *)(xq + D::off(j))),
-                      __ldg((const uint32_t *)(xq + D::off(j + 1))));
+        return __ldg((const uint2 *)(p + D::off(j)));
+    return make_uint2(__ldg((const uint32_t *)(p + D::off(j))),
+                      __ldg((const uint32_t *)(p + D::off(j + 1))));
+}
+
+template <typename D>
+static __device__ __forceinline__ gemv_ints gemv_load(const int8_t *xq, const int8_t *xl,
+                                                      const float2 *xd, uint32_t j)
+{
+    gemv_ints x;
+
+    x.high = gemv_plane<D>(xq, j);
+    x.low  = gemv_plane<D>(xl, j);
+    x.d[0] = __ldg(xd + D::off(j) / 32);
+    x.d[1] = D::paired ? x.d[0] : __ldg(xd + D::off(j + 1) / 32);
+    return x;
 }
 
 template <kvd_dtype T, uint32_t NT, uint32_t R>
@@ -160,7 +186,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
     const uint32_t           lane  = threadIdx.x % 32;
     const uint32_t           first = (blockIdx.x * GEMV_WARPS + threadIdx.x / 32) * R;
     const uint8_t           *w_row[R];
-    const int8_t            *xq         = a.xq + D::base(lane);
+    const int8_t            *xq = a.xq + D::base(lane), *xl = a.xl + D::base(lane);
     const float2            *xd         = a.xd + D::base(lane) / 32;
     float                    sum[R][NT] = {};
 
@@ -182,14 +208,14 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
             const uint64_t to = (t < a.n_token ? t : 0) * a.xq_stride;
 #pragma unroll
             for (uint32_t j = 0; j < 4; j += 2) {
-                float2      d[2];
-                const uint2 x = gemv_ints<D>(xq + to, xd + to / 32, j, d);
+                const gemv_ints x = gemv_load<D>(xq + to, xl + to, xd + to / 32, j);
 #pragma unroll
                 for (uint32_t r = 0; r < R; r++)
-                    sum[r][t] = gemv_quads<D>(w[r], j, x, d, sum[r][t]);
+                    sum[r][t] = gemv_quads<D>(w[r], j, x, sum[r][t]);
             }
         }
         xq += CUDA_DQ_STEP;
+        xl += CUDA_DQ_STEP;
         xd += CUDA_DQ_STEP / 32;
     }
 #pragma unroll

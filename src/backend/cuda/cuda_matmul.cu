@@ -22,7 +22,7 @@ static uint64_t mm_int_cols(uint32_t n_col)
 }
 static uint64_t mm_int_bytes(uint32_t n_col)
 {
-    return kvd_align_up(GEMV_TOKENS * mm_int_cols(n_col) / 32 * (32 + sizeof(float2)), 256);
+    return kvd_align_up(GEMV_TOKENS * mm_int_cols(n_col) / 32 * (64 + sizeof(float2)), 256);
 }
 
 static uint64_t mm_pad_cols(uint32_t n_col)
@@ -54,35 +54,44 @@ uint64_t cuda_matmul_scratch_bytes(const cuda_backend *be, const kvd_backend_lim
 
 /* ---- few tokens ----------------------------------------------------------------------- */
 
-/* A warp 32 elements: the largest becomes 127; past n_col all is 0. */
+#define MM_INT_MAX (127 * 256) /* so that both bytes are signed ones */
+
+/* A warp 32 elements: the largest becomes MM_INT_MAX; past n_col all is 0. */
 static __global__ void mm_int_kernel(const float *x, uint64_t x_stride, uint32_t n_col,
-                                     uint64_t n_pad, int8_t *q, float2 *d)
+                                     uint64_t n_pad, int8_t *high, int8_t *low, float2 *d)
 {
-    const uint32_t lane = threadIdx.x % 32;
-    const uint64_t e    = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const uint64_t to   = blockIdx.y * n_pad + e;
-    const float    v    = e < n_col ? x[blockIdx.y * x_stride + e] : 0.0f;
-    const float    max  = cuda_warp_max(fabsf(v));
-    const int      i    = __float2int_rn(max > 0.0f ? v * (127.0f / max) : 0.0f);
-    const int      sum  = __reduce_add_sync(0xffffffffu, i);
+    const uint32_t lane  = threadIdx.x % 32;
+    const uint64_t e     = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const uint64_t to    = blockIdx.y * n_pad + e;
+    const float    v     = e < n_col ? x[blockIdx.y * x_stride + e] : 0.0f;
+    const float    max   = cuda_warp_max(fabsf(v));
+    const float    scale = max / MM_INT_MAX;
+    const int      i     = __float2int_rn(max > 0.0f ? v * (MM_INT_MAX / max) : 0.0f);
+    const int      sum   = __reduce_add_sync(0xffffffffu, i);
+    const int      h     = (i + 128) >> 8;
 
     if (e >= n_pad)
         return;
-    q[to] = (int8_t)i;
+    high[to] = (int8_t)h;
+    low[to]  = (int8_t)(i - 256 * h);
     if (lane == 0)
-        d[to / 32] = make_float2(max / 127.0f, max / 127.0f * (float)sum * 0.25f);
+        d[to / 32] = make_float2(scale, scale * (float)sum * 0.25f);
 }
 
 /* Fills in the integers of g's activations; quantised weights of any type use the same. */
 static void mm_ints(const cuda_backend *be, gemv_args *g, cudaStream_t s)
 {
-    uint8_t *p = (uint8_t *)cuda_scratch_of(be, CUDA_SCRATCH_MATMUL, mm_int_bytes(g->n_col));
+    uint8_t       *p = (uint8_t *)cuda_scratch_of(be, CUDA_SCRATCH_MATMUL, mm_int_bytes(g->n_col));
+    const uint64_t n = mm_int_cols(g->n_col);
+    int8_t        *high = (int8_t *)p, *low = high + GEMV_TOKENS * n;
+    float2        *d = (float2 *)(p + 2 * GEMV_TOKENS * n);
 
-    g->xq_stride = mm_int_cols(g->n_col);
-    g->xq        = (const int8_t *)p;
-    g->xd        = (const float2 *)(p + GEMV_TOKENS * g->xq_stride);
-    mm_int_kernel<<<dim3(cuda_div_up(g->xq_stride, GEMV_THREADS), g->n_token), GEMV_THREADS, 0,
-                    s>>>(g->x, g->x_stride, g->n_col, g->xq_stride, (int8_t *)p, (float2 *)g->xd);
+    g->xq_stride = n;
+    g->xq        = high;
+    g->xl        = low;
+    g->xd        = d;
+    mm_int_kernel<<<dim3(cuda_div_up(n, GEMV_THREADS), g->n_token), GEMV_THREADS, 0, s>>>(
+        g->x, g->x_stride, g->n_col, n, high, low, d);
 }
 
 static bool mm_is_float(kvd_dtype type)
