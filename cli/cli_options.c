@@ -17,7 +17,7 @@ const kvd_opt cli_options[] = {
       "model file (GGUF); of a split set, its first file" },
     { "threads", "-t", KVD_OPT_INT, "N", "0", 0, 1024, EVAL,
       "threads; 0: one per usable processor" },
-    { "backend", "", KVD_OPT_CHOICE, "cpu|ref", "cpu", NOLIM, EVAL,
+    { "backend", "", KVD_OPT_CHOICE, "cpu|ref|cuda", "cpu", NOLIM, EVAL,
       "where to compute; ref is plain C, slow, and the yardstick of all others" },
     { "cpu-isa", "", KVD_OPT_CHOICE, "auto|portable|avx2|avx512|amx", "auto", NOLIM, EVAL,
       "level of CPU kernels" },

@@ -226,12 +226,31 @@ static void test_precise_levels_match_transformers(void **state)
     }
 }
 
-int main(void)
+/* --backend NAME: another backend, precise. */
+static const char *other;
+
+static void test_other_matches_transformers(void **state)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference_matches_transformers),
-        cmocka_unit_test(test_precise_levels_match_transformers),
+    (void)state;
+    for (size_t i = 0; other && i < sizeof(files) / sizeof(files[0]); i++) {
+        const double e = run_file(files[i], other, NULL);
+
+        print_message("%-8s %-14s max relative error %.1e\n", other, files[i], e);
+        assert_true(e < REL_MAX);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest others[] = { cmocka_unit_test(test_other_matches_transformers) };
+    const struct CMUnitTest tests[]  = {
+         cmocka_unit_test(test_reference_matches_transformers),
+         cmocka_unit_test(test_precise_levels_match_transformers),
     };
 
+    if (argc == 3 && strcmp(argv[1], "--backend") == 0) {
+        other = argv[2];
+        return cmocka_run_group_tests(others, NULL, NULL);
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

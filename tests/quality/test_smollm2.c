@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_smollm2.c - the real model against its float32 reference (tests/golden/smollm2/README.md).
  *
- *   test_smollm2 MODEL [--all]
+ *   test_smollm2 MODEL [--all] [--backend NAME]
+ *
+ * --backend: another one in place of "cpu".
  *
  * Greedy texts of 64 tokens on 20 prompts: the reference backend and precise mode may part from the
  * stored text only where its two best logits are closer than 0.02; the default path, whose decode
@@ -31,6 +33,7 @@
 #define KL_PRECISE   1e-6
 
 static const char *model_path;
+static const char *fast = "cpu";
 static bool        all_cases;
 
 /* ---- greedy ------------------------------------------------------------------------ */
@@ -166,13 +169,13 @@ static void test_greedy_reference(void **state)
 static void test_greedy_precise(void **state)
 {
     (void)state;
-    check_greedy("cpu", true, GAP_FLOAT, n_case);
+    check_greedy(fast, true, GAP_FLOAT, n_case);
 }
 
 static void test_greedy_fast(void **state)
 {
     (void)state;
-    check_greedy("cpu", false, GAP_FAST, n_case);
+    check_greedy(fast, false, GAP_FAST, n_case);
 }
 
 /* ---- KL ---------------------------------------------------------------------------- */
@@ -219,7 +222,7 @@ static void read_exact(FILE *f, void *p, size_t n)
 static double mean_kl(bool precise, uint32_t n_batch)
 {
     FILE              *f = fopen("tests/golden/smollm2/logprobs.bin", "rb");
-    kvd_model         *m = open_model("cpu", precise);
+    kvd_model         *m = open_model(fast, precise);
     kvd_session_params p = KVD_SESSION_PARAMS_INIT;
     uint32_t           head[7]; /* version, n_vocab, top, n_window, window, first, n_pos */
     char               magic[4];
@@ -296,8 +299,12 @@ int main(int argc, char **argv)
     FILE *f;
 
     model_path = argc > 1 ? argv[1] : "";
-    all_cases  = argc > 2 && strcmp(argv[2], "--all") == 0;
-    f          = fopen(model_path, "rb");
+    for (int i = 2; i < argc; i++) {
+        all_cases = all_cases || strcmp(argv[i], "--all") == 0;
+        if (strcmp(argv[i], "--backend") == 0 && i + 1 < argc)
+            fast = argv[++i];
+    }
+    f = fopen(model_path, "rb");
     if (!f) {
         fprintf(stderr, "no model at '%s': scripts/get-model smollm2 fetches it\n", model_path);
         return 77;

@@ -15,7 +15,8 @@
 enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420 };
 
 static kvd_err       err;
-static kvd_kv_record record; /* of all sessions */
+static const char   *fast = "cpu"; /* --backend NAME: another in its place */
+static kvd_kv_record record;       /* of all sessions */
 
 static kvd_model *open_model(const char *name, const char *backend)
 {
@@ -180,7 +181,7 @@ static kvd_attention_params sparse(uint32_t budget, float cap)
 static void test_same_text_dense(void **state)
 {
     kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
-    kvd_model           *m = open_model("llama", "cpu");
+    kvd_model           *m = open_model("llama", fast);
 
     (void)state;
     a.mode = KVD_ATTENTION_DENSE;
@@ -190,7 +191,7 @@ static void test_same_text_dense(void **state)
 
 static void test_same_text_sparse(void **state)
 {
-    kvd_model *m = open_model("qwen3", "cpu");
+    kvd_model *m = open_model("qwen3", fast);
 
     (void)state;
     for (uint32_t i = 0; i < 4; i++) {
@@ -208,7 +209,7 @@ static void test_same_text_other_indexes(void **state)
 {
     static const char *const name[] = { "mean-bf16", "mean-std", "box",
                                         "cluster",   "quant-k",  "cascade+radius" };
-    kvd_model               *m      = open_model("qwen2", "cpu");
+    kvd_model               *m      = open_model("qwen2", fast);
 
     (void)state;
     for (size_t i = 0; i < KVD_COUNTOF(name); i++) {
@@ -224,7 +225,7 @@ static void test_same_text_other_indexes(void **state)
 static void test_same_text_packed(void **state)
 {
     kvd_attention_params a = sparse(96, 2.0f), d = KVD_ATTENTION_PARAMS_INIT;
-    kvd_model           *m = open_model("qwen3", "cpu"), *r = open_model("llama", "ref");
+    kvd_model           *m = open_model("qwen3", fast), *r = open_model("llama", "ref");
 
     (void)state;
     d.mode = KVD_ATTENTION_DENSE;
@@ -244,7 +245,7 @@ static void test_values(void **state)
 {
     static const char *const name[] = { "quant-k-int8", "quant-k-int2", "cascade+radius" };
     kvd_attention_params     a      = sparse(96, 2.0f);
-    kvd_model               *m      = open_model("qwen2", "cpu");
+    kvd_model               *m      = open_model("qwen2", fast);
     kvd_session             *whole, *values;
     kvd_stats                u = { .struct_size = sizeof(u) }, v = u;
 
@@ -284,7 +285,7 @@ static void test_values(void **state)
 static void test_same_text_zone(void **state)
 {
     static const uint32_t zone[] = { 4, 16, 256 };
-    kvd_model            *m = open_model("qwen3", "cpu"), *ref = open_model("llama", "ref");
+    kvd_model            *m = open_model("qwen3", fast), *ref = open_model("llama", "ref");
 
     (void)state;
     for (uint32_t i = 0; i < KVD_COUNTOF(zone); i++) {
@@ -329,7 +330,7 @@ static double steps_apart(kvd_session *s, kvd_session *r, uint32_t n)
 static void test_zone_estimates(void **state)
 {
     kvd_attention_params a = sparse(32, 1.0f), d = KVD_ATTENTION_PARAMS_INIT;
-    kvd_model           *m    = open_model("llama", "cpu");
+    kvd_model           *m    = open_model("llama", fast);
     double               last = 0.0;
     kvd_session         *s, *r;
 
@@ -398,7 +399,7 @@ static void test_caps(void **state)
 {
     float                caps[64];
     kvd_attention_params a = sparse(96, 0.0f), b = sparse(96, 2.0f);
-    kvd_model           *m = open_model("qwen3", "cpu"), *ref = open_model("llama", "ref");
+    kvd_model           *m = open_model("qwen3", fast), *ref = open_model("llama", "ref");
 
     (void)state;
     a.caps   = caps;
@@ -417,7 +418,7 @@ static void test_set_caps(void **state)
 {
     float                caps[64], other[64];
     kvd_attention_params a = sparse(96, 0.0f);
-    kvd_model           *m = open_model("qwen3", "cpu");
+    kvd_model           *m = open_model("qwen3", fast);
     kvd_session         *s, *r;
 
     (void)state;
@@ -458,7 +459,7 @@ static void test_same_text_ref(void **state)
 static void test_fallback(void **state)
 {
     kvd_attention_params a = sparse(64, 2.0f);
-    kvd_model           *m = open_model("llama", "cpu");
+    kvd_model           *m = open_model("llama", fast);
     kvd_session         *s[2];
     kvd_stats            c = { .struct_size = sizeof(c) };
 
@@ -494,7 +495,7 @@ static void test_whole_budget_is_dense(void **state)
 {
     const kvd_attention_params a = sparse(N_CTX, 1.0f);
     kvd_attention_params       d = KVD_ATTENTION_PARAMS_INIT;
-    kvd_model                 *m = open_model("llama", "cpu");
+    kvd_model                 *m = open_model("llama", fast);
     kvd_session               *s, *r;
 
     (void)state;
@@ -573,7 +574,7 @@ static bool stop_late(void *ctx, uint64_t done, uint64_t total)
 static void test_canceled_prompt(void **state)
 {
     const kvd_attention_params a = sparse(64, 2.0f);
-    kvd_model                 *m = open_model("llama", "cpu");
+    kvd_model                 *m = open_model("llama", fast);
     kvd_session               *r = open_session(m, &a, 1, false), *t = open_session(m, &a, 1, true);
     int32_t                    token[900];
 
@@ -614,7 +615,7 @@ static void test_canceled_prompt(void **state)
 static void test_set_attention(void **state)
 {
     kvd_attention_params a = sparse(128, 2.0f), b = sparse(64, 2.0f);
-    kvd_model           *m = open_model("qwen3", "cpu");
+    kvd_model           *m = open_model("qwen3", fast);
     kvd_session         *s, *r;
 
     (void)state;
@@ -652,7 +653,7 @@ static void test_set_attention(void **state)
     kvd_model_close(m);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_caps),
@@ -672,5 +673,7 @@ int main(void)
         cmocka_unit_test(test_set_attention),
     };
 
+    if (argc == 3 && strcmp(argv[1], "--backend") == 0)
+        fast = argv[2];
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
