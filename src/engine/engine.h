@@ -31,6 +31,7 @@ struct kvd_model {
     char        *tmpl_text; /* zero-terminated source of tmpl */
     char         name[128], file_type[16];
     bool         precise;
+    uint32_t     n_reserve; /* sessions that have reserved the backend's scratch so far */
 };
 
 kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err *err);
@@ -118,11 +119,16 @@ struct kvd_session {
     uint32_t *out_row;  /* rows that want logits, in the order of the batch */
     uint32_t *out_seq;  /* which sequence buf.out_part[i] belongs to */
     uint32_t  n_part, n_out;
+    bool      in_order;   /* row number i of the batch is the i-th that wants logits, all of them */
     uint32_t *sparse_seq; /* [n_seq] whose rows attend sparsely: buf.sparse_row */
     uint32_t  n_sparse;
     bool      exact;    /* the batch is a prompt: even a single row attends to everything */
     uint32_t *seq_rows; /* [n_seq] rows of each sequence in the batch */
     uint32_t *seq_new;  /* [n_seq] the same, kept while sequences are made current */
+
+    kvd_graph **graph;      /* [2][n_seq] recorded steps by number of rows, dense and sparse;
+                               NULL: the backend has none */
+    uint32_t graph_reserve; /* model->n_reserve when they were recorded */
 
     uint32_t    n_logits; /* valid rows in buf.logits */
     atomic_bool cancel;
@@ -149,6 +155,14 @@ void       engine_buffers_close(engine_buffers *b, kvd_backend *be);
 kvd_status engine_buffers_upload(kvd_session *s, uint32_t n, kvd_err *err);
 /* n rows of out become logits', once the stream has come so far. */
 kvd_status engine_buffers_download(kvd_session *s, uint32_t n, kvd_err *err);
+/* engine_graph.c.  fits: whether the batch laid out is a step that can be recorded.  step: runs it
+ * so; fn gives its ops to the stream. */
+typedef kvd_status (*engine_enqueue_fn)(kvd_session *s, uint32_t n_token, kvd_err *err);
+kvd_status engine_graphs_open(kvd_session *s, kvd_err *err);
+void       engine_graphs_drop(kvd_session *s); /* after a change of how rows attend */
+void       engine_graphs_close(kvd_session *s);
+bool       engine_graph_fits(const kvd_session *s, uint32_t n_token);
+kvd_status engine_graph_step(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn, kvd_err *err);
 /* engine_fingerprint.c */
 kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t out[32],
                               kvd_err *err);

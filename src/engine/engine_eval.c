@@ -99,9 +99,12 @@ static void lay_out(kvd_session *s, const work *w)
         s->seq_rows[q] = row; /* from here on: the sequence's next row */
         row += n;
     }
-    s->n_out = 0;
+    s->n_out    = 0;
+    s->in_order = true;
     for (uint32_t i = 0; i < w->n_token; i++) {
         const uint32_t r = s->seq_rows[work_seq(w, i)]++;
+
+        s->in_order = s->in_order && r == i && work_wants(w, i);
 
         s->buf.token[r] = w->token[i];
         if (work_wants(w, i))

@@ -247,10 +247,19 @@ static kvd_status keep_attended_rows(kvd_session *s, const model_run *r, kvd_err
     return move_rows(s, r, 1, r->att, r->q, nq, err);
 }
 
+static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, kvd_err *err)
+{
+    if (s->n_sparse > 0)
+        return attend_mixed(s, layer, r, err);
+    return attend_dense(s, layer, r, s->buf.part, s->part_seq, s->n_part, err);
+}
+
 /* In the last layer only the wanted rows go on.  Sparse rows attend first, wanted or not: their
  * windows move with every step. */
 static kvd_status attend_last(kvd_session *s, uint32_t layer, model_run *r, kvd_err *err)
 {
+    if (s->in_order)
+        return attend(s, layer, r, err); /* all rows go on, where they are */
     if (s->n_sparse > 0) {
         KVD_TRY(attend_mixed(s, layer, r, err));
         KVD_TRY(keep_attended_rows(s, r, err));
@@ -262,13 +271,6 @@ static kvd_status attend_last(kvd_session *s, uint32_t layer, model_run *r, kvd_
     }
     r->n_token = s->n_out;
     return KVD_OK;
-}
-
-static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, kvd_err *err)
-{
-    if (s->n_sparse > 0)
-        return attend_mixed(s, layer, r, err);
-    return attend_dense(s, layer, r, s->buf.part, s->part_seq, s->n_part, err);
 }
 
 static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run *r, kvd_err *err)
@@ -314,23 +316,29 @@ static kvd_status run_logits(kvd_session *s, const model_run *r, kvd_err *err)
     return KVD_OK;
 }
 
+/* All that a batch gives to the stream. */
+static kvd_status enqueue(kvd_session *s, uint32_t n_token, kvd_err *err)
+{
+    model_run r = engine_run_of(s, n_token);
+
+    KVD_TRY(engine_buffers_upload(s, n_token, err));
+    KVD_TRY(model_embed(s->model->net, &r, s->buf.token, err));
+    KVD_TRY(run_layers(s, &r, err));
+    KVD_TRY(kv_step_join(s->kv, r.stream, err));
+    return s->n_out > 0 ? run_logits(s, &r, err) : KVD_OK;
+}
+
 kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
 {
-    model_run  r   = engine_run_of(s, n_token);
     const bool was = kvd_alloc_guard(true);
     kvd_status st;
 
     fill_cos_sin(s);
-    st = engine_buffers_upload(s, n_token, err);
-    if (st == KVD_OK)
-        st = model_embed(s->model->net, &r, s->buf.token, err);
     kv_step_begin(s->kv, s->sparse_seq, s->buf.sparse_row, s->n_sparse);
+    st = engine_graph_fits(s, n_token) ? engine_graph_step(s, n_token, enqueue, err)
+                                       : enqueue(s, n_token, err);
     if (st == KVD_OK)
-        st = run_layers(s, &r, err);
-    if (st == KVD_OK && s->n_out > 0)
-        st = run_logits(s, &r, err);
-    if (st == KVD_OK)
-        st = r.ops->stream_sync(r.stream, err);
+        st = s->model->be->ops->stream_sync(s->model->stream, err);
     if (st == KVD_OK)
         kv_step_end(s->kv);
     kvd_alloc_guard(was);

@@ -312,6 +312,8 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
     KVD_TRY(engine_trace_open(s, s->params.trace_path, err));
     sh->kv.trace = s->trace;
     KVD_TRY(m->be->ops->reserve(m->be, &lim, err));
+    m->n_reserve++;
+    KVD_TRY(engine_graphs_open(s, err));
     if (s->cached)
         KVD_TRY(engine_fingerprint(m, &sh->kv, sh->kv.fingerprint, err));
     KVD_TRY(kv_store_open(&s->kv, m->be, &sh->kv, err));
@@ -372,6 +374,7 @@ void engine_session_close(kvd_session *s)
         return;
     for (uint32_t i = 0; s->kv && s->buf.mem.ptr && i < s->params.n_seq; i++)
         kv_seq_store_tail(s->kv, i);
+    engine_graphs_close(s);
     engine_buffers_close(&s->buf, s->model->be);
     kv_store_close(s->kv);
     engine_trace_close(s);

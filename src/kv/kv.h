@@ -258,6 +258,9 @@ typedef struct kv_query {
  * give ops to the stream: no op of a layer waits for the host. */
 void kv_step_begin(kv_store *s, const uint32_t *seq, const uint32_t *row, uint32_t n_row);
 void kv_step_end(kv_store *s);
+bool kv_step_alone(const kv_store *s); /* whether the batch begun goes so */
+/* Behind the last layer: what was given to a stream beside this one is behind it, too. */
+kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err);
 /* The three stages of a layer, in this order, each for the same query. */
 kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);

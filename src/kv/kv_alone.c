@@ -3,6 +3,9 @@
  * layers before the first, what they found is read after the last.  In between stages only give ops
  * to the stream, so a step can be recorded once and given again.
  *
+ * Misses that are not urgent come up on a stream of their own, beside the rest of the step: their
+ * slots are not read in it.  They are behind the step's end.
+ *
  * Window, order of operations and results are those of kv_step.c, bit for bit; the lists that it
  * makes on the host come from window_spans and window_fetch.
  *
@@ -124,6 +127,76 @@ void kv_step_end(kv_store *s)
     s->step.alone = false;
 }
 
+bool kv_step_alone(const kv_store *s)
+{
+    return s->step.alone;
+}
+
+static kvd_status fetch_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
+                               kvd_err *err)
+{
+    const kvd_window_fetch_args a = {
+        .n_seq       = q->n_row,
+        .n_kv_head   = s->params.n_kv_head,
+        .seq         = s->step.window + seq_at(s, q->layer),
+        .place       = s->step.place + seq_at(s, q->layer),
+        .change      = s->step.change + lane_at(s, q->layer),
+        .kv          = s->layout,
+        .format      = s->record,
+        .host        = s->host.ptr,
+        .param       = s->landmarks.ptr,
+        .slot_off    = s->sinks * s->layout.record_bytes,
+        .lane_stride = s->n_chunk_max,
+        .sel_stride  = s->slots_max,
+        .param_off   = (uint64_t)q->layer * s->params.n_kv_head * s->index.head_stride +
+                     (s->record.type == KVD_RECORD_VALUES ? 0 : s->param_off),
+        .param_stride = s->index.head_stride,
+        .urgent       = urgent
+    };
+
+    return s->sizes.resident ? KVD_OK : s->be->ops->window_fetch(st, &a, err);
+}
+
+/* ---- the stream beside ---------------------------------------------------------------- */
+
+kvd_status kv_alone_open(kv_store *s, kvd_err *err)
+{
+    const kvd_backend_ops *ops = s->be->ops;
+
+    if (!s->params.device_steps || s->sizes.resident)
+        return KVD_OK;
+    KVD_TRY(ops->stream_open(s->be, &s->late, err));
+    KVD_TRY(ops->event_open(s->be, &s->change_known, err));
+    return ops->event_open(s->be, &s->late_done, err);
+}
+
+void kv_alone_close(kv_store *s)
+{
+    s->be->ops->stream_close(s->late);
+    if (s->change_known)
+        s->be->ops->event_close(s->change_known);
+    if (s->late_done)
+        s->be->ops->event_close(s->late_done);
+}
+
+kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err)
+{
+    if (!s->step.alone || !s->late)
+        return KVD_OK;
+    KVD_TRY(s->be->ops->event_record(s->late_done, s->late, err));
+    return s->be->ops->event_wait(s->late_done, st, err);
+}
+
+/* The misses that can wait, as soon as the change is known. */
+static kvd_status start_late(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    if (!s->late)
+        return KVD_OK;
+    KVD_TRY(s->be->ops->event_record(s->change_known, st, err));
+    KVD_TRY(s->be->ops->event_wait(s->change_known, s->late, err));
+    return fetch_misses(s, s->late, q, false, err);
+}
+
 /* ---- the stages ------------------------------------------------------------------------ */
 
 static kvd_status score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
@@ -194,36 +267,17 @@ kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_e
                             NULL, err));
     KVD_TRY(score_chunks(s, st, q, err));
     KVD_TRY(change_windows(s, st, q, err));
-    return list_spans(s, st, q, err);
+    KVD_TRY(list_spans(s, st, q, err));
+    return start_late(s, st, q, err);
 }
 
-kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent, kvd_err *err)
+kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    const kvd_window_fetch_args a = {
-        .n_seq       = q->n_row,
-        .n_kv_head   = s->params.n_kv_head,
-        .seq         = s->step.window + seq_at(s, q->layer),
-        .place       = s->step.place + seq_at(s, q->layer),
-        .change      = s->step.change + lane_at(s, q->layer),
-        .kv          = s->layout,
-        .format      = s->record,
-        .host        = s->host.ptr,
-        .param       = s->landmarks.ptr,
-        .slot_off    = s->sinks * s->layout.record_bytes,
-        .lane_stride = s->n_chunk_max,
-        .sel_stride  = s->slots_max,
-        .param_off   = (uint64_t)q->layer * s->params.n_kv_head * s->index.head_stride +
-                     (s->record.type == KVD_RECORD_VALUES ? 0 : s->param_off),
-        .param_stride = s->index.head_stride,
-        .urgent       = urgent
-    };
-
-    return s->sizes.resident ? KVD_OK : s->be->ops->window_fetch(st, &a, err);
+    return fetch_misses(s, st, q, true, err);
 }
 
 kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     KVD_TRY(kv_attend_spans(s, st, q, s->step.near_span, false, NULL, NULL, err));
-    KVD_TRY(kv_attend_spans(s, st, q, s->step.urgent_span, false, NULL, q->out, err));
-    return kv_alone_fetch(s, st, q, false, err);
+    return kv_attend_spans(s, st, q, s->step.urgent_span, false, NULL, q->out, err);
 }

@@ -121,6 +121,9 @@ struct kv_store {
     uint64_t *stage_block; /* [blocks_max]; in shared */
     kv_prompt prompt;      /* under way, or n_new 0 */
 
+    kvd_stream *late; /* device_steps, not resident: what a step does not wait for */
+    kvd_event  *change_known, *late_done;
+
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
     struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */
 
@@ -315,10 +318,11 @@ static inline bool kv_refills(const kv_seq *q)
     return q->step == 0;
 }
 
-/* kv_alone.c: the stages of kv.h, when kv_step.alone. */
+/* kv_alone.c: the stages of kv.h, when kv_step.alone; the stream beside. */
+kvd_status kv_alone_open(kv_store *s, kvd_err *err);
+void       kv_alone_close(kv_store *s);
 kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
-                          kvd_err *err);
+kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 
 /* kv_step.c: asserts that slot maps and slots agree. */

@@ -425,7 +425,7 @@ kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err
 {
     const uint64_t   t0 = kvd_now_ns();
     const kvd_status rc =
-        s->step.alone ? kv_alone_fetch(s, st, q, true, err) : fetch_part(s, st, q, true, err);
+        s->step.alone ? kv_alone_fetch(s, st, q, err) : fetch_part(s, st, q, true, err);
     const uint64_t t1 = kvd_now_ns();
 
     s->counts.fetch_ns += t1 - t0;

@@ -178,7 +178,9 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     kv_place_map(p, sizes.resident, s, s->map.ptr);
     place_windows(s, p);
     s->params.lane_tokens = NULL; /* borrowed for the call */
-    st                    = kv_cache_open(s, err);
+    st                    = kv_alone_open(s, err);
+    if (st == KVD_OK)
+        st = kv_cache_open(s, err);
     if (st == KVD_OK)
         st = kv_tier_open(s, err);
     if (st != KVD_OK) {
@@ -218,6 +220,7 @@ void kv_store_close(kv_store *s)
         drop_blocks(s, i, 0); /* and references to the block store */
     kv_tier_close(s);
     kv_cache_close(s);
+    kv_alone_close(s);
     s->be->ops->mem_free(s->be, &s->pool);
     s->be->ops->mem_free(s->be, &s->landmarks);
     s->be->ops->mem_free(s->be, &s->map);

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine_graph.c - decode steps that are recorded once and run again, where the backend can: one
+ * graph per number of rows, sparse and dense.  What changes from step to step lies in memory that
+ * ops read (engine_buffers.c, kv_step_begin()), so a recorded step fits all that follow.
+ *
+ * A step qualifies when every row is the one new token of its sequence, wants its logits, and
+ * attends like the others, without the host in between.  A step that cannot be recorded runs as it
+ * is, from then on all of them.
+ *
+ * Owns: the session's graphs.  Thread: the session's. */
+#include "engine/engine.h"
+
+kvd_status engine_graphs_open(kvd_session *s, kvd_err *err)
+{
+    if (s->model->be->unified)
+        return KVD_OK;
+    s->graph = kvd_calloc(2 * (size_t)s->params.n_seq, sizeof(*s->graph));
+    return s->graph ? KVD_OK : kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its graphs");
+}
+
+void engine_graphs_drop(kvd_session *s)
+{
+    for (uint32_t i = 0; s->graph && i < 2 * s->params.n_seq; i++) {
+        s->model->be->ops->graph_close(s->graph[i]);
+        s->graph[i] = NULL;
+    }
+    s->graph_reserve = s->model->n_reserve;
+}
+
+void engine_graphs_close(kvd_session *s)
+{
+    engine_graphs_drop(s);
+    kvd_free(s->graph);
+    s->graph = NULL;
+}
+
+bool engine_graph_fits(const kvd_session *s, uint32_t n_token)
+{
+    const bool alone =
+        s->n_sparse == n_token ? kv_step_alone(s->kv) : s->n_sparse == 0 && kv_resident(s->kv);
+
+    return s->graph && !s->trace && alone && s->n_part == n_token && s->n_out == n_token &&
+           s->in_order && n_token <= s->params.n_seq;
+}
+
+/* Records what fn gives to the stream.  Whatever fails, the stream is ready for work again. */
+static kvd_status record(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn, kvd_graph **out,
+                         kvd_err *err)
+{
+    const kvd_backend_ops *ops    = s->model->be->ops;
+    kvd_stream            *stream = s->model->stream;
+    kvd_err                end    = { 0 };
+    kvd_status             st, st_end;
+
+    *out = NULL;
+    KVD_TRY(ops->graph_begin(stream, err));
+    st     = fn(s, n_token, err);
+    st_end = ops->graph_end(stream, out, st == KVD_OK ? err : &end);
+    if (st == KVD_OK || st_end != KVD_OK)
+        return st == KVD_OK ? st_end : st;
+    ops->graph_close(*out);
+    *out = NULL;
+    return st;
+}
+
+kvd_status engine_graph_step(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn, kvd_err *err)
+{
+    kvd_graph **g   = &s->graph[(s->n_sparse ? s->params.n_seq : 0) + n_token - 1];
+    kvd_err     why = { 0 };
+
+    if (s->graph_reserve != s->model->n_reserve)
+        engine_graphs_drop(s); /* another session has moved the backend's scratch */
+    if (atomic_exchange_explicit(&s->cancel, false, memory_order_relaxed))
+        return kvd_fail(err, KVD_E_CANCELED, 0, "evaluation canceled");
+    if (!*g && record(s, n_token, fn, g, &why) != KVD_OK) {
+        kvd_log(KVD_LOG_WARN, "steps are not recorded: %s", why.msg);
+        engine_graphs_close(s);
+        return fn(s, n_token, err);
+    }
+    return s->model->be->ops->graph_run(*g, s->model->stream, err);
+}
