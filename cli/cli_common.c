@@ -69,6 +69,24 @@ static int choice(const char *list, const char *word)
     return i;
 }
 
+/* On the GPU, or where there is none, which is said, on the CPU. */
+static kvd_status open_on_gpu(kvd_model **out, kvd_model_params *p, kvd_err *err)
+{
+    kvd_err    why = { 0 };
+    kvd_status st;
+
+    p->backend = "cuda";
+    st         = kvd_model_open(out, p, &why);
+    if (st != KVD_E_UNSUPPORTED) {
+        if (err && st != KVD_OK)
+            *err = why;
+        return st;
+    }
+    fprintf(stderr, "kvdrive: %s; going on with the CPU\n", why.msg);
+    p->backend = "cpu";
+    return kvd_model_open(out, p, err);
+}
+
 kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
 {
     const char      *isa      = kvd_opts_text(o, "cpu-isa");
@@ -94,13 +112,13 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
     if (!p.path)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "no model given: -m FILE (scripts/get-model smollm2 fetches a small one)");
-    if (kvd_opts_int(o, "gpu-layers") > 0)
-        fprintf(stderr, "kvdrive: this build has no GPU backend: -ngl is ignored\n");
     st = tmpl ? cli_read_file(tmpl, TEMPLATE_MAX_BYTES, &tmpl_buf, err) : KVD_OK;
     if (tmpl)
         p.chat_template = tmpl_buf.data;
     if (st == KVD_OK)
-        st = kvd_model_open(out, &p, err);
+        st = kvd_opts_int(o, "gpu-layers") > 0 && !kvd_opts_given(o, "backend")
+                 ? open_on_gpu(out, &p, err)
+                 : kvd_model_open(out, &p, err);
     kvd_buf_free(&tmpl_buf);
     return st;
 }

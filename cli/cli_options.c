@@ -18,7 +18,7 @@ const kvd_opt cli_options[] = {
     { "threads", "-t", KVD_OPT_INT, "N", "0", 0, 1024, EVAL,
       "threads; 0: one per usable processor" },
     { "backend", "", KVD_OPT_CHOICE, "cpu|ref|cuda", "cpu", NOLIM, EVAL,
-      "where to compute; ref is plain C, slow, and the yardstick of all others" },
+      "where to compute: cuda is the GPU; ref is plain C, slow, and the yardstick of all others" },
     { "cpu-isa", "", KVD_OPT_CHOICE, "auto|portable|avx2|avx512|amx", "auto", NOLIM, EVAL,
       "level of CPU kernels" },
     { "precise", "", KVD_OPT_FLAG, "", "false", NOLIM, EVAL,
@@ -26,7 +26,9 @@ const kvd_opt cli_options[] = {
     { "deterministic", "", KVD_OPT_FLAG, "", "false", NOLIM, EVAL,
       "the same bits however a prompt is cut or sequences are batched; slower" },
     { "gpu-layers", "-ngl --n-gpu-layers", KVD_OPT_INT, "N", "0", 0, 100000, EVAL,
-      "layers on a GPU; this build has no GPU backend, anything above 0 is said and ignored" },
+      "any number above 0: the whole model on the GPU (as --backend cuda), or on the CPU where "
+      "there is "
+      "none" },
     { "weights", "", KVD_OPT_CHOICE, "auto|map|copy", "auto", NOLIM, EVAL,
       "map: shared with other processes; copy: huge pages, faster; auto: copy if it takes at most "
       "half of the free memory" },

@@ -262,9 +262,11 @@ static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *e
                                       .deterministic = p->deterministic };
     gguf_str                 name = { 0 };
 
+    KVD_TRY(kvd_backend_open(&m->be, &be, err));
     KVD_TRY(gguf_open(&m->file, p->path, err));
-    if (p->weights == KVD_WEIGHTS_COPY ||
-        (p->weights == KVD_WEIGHTS_AUTO && gguf_mapped_bytes(m->file) <= os_mem_available() / 2))
+    if (m->be->unified && /* else they go to the device */
+        (p->weights == KVD_WEIGHTS_COPY ||
+         (p->weights == KVD_WEIGHTS_AUTO && gguf_mapped_bytes(m->file) <= os_mem_available() / 2)))
         gguf_copy_to_memory(m->file);
     KVD_TRY(model_open(&m->net, m->file, &rope, err));
     KVD_TRY(gguf_get_str(m->file, "general.name", false, &name, err));
@@ -273,7 +275,6 @@ static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *e
     name_file_type(m);
     KVD_TRY(open_tokenizer(m, p->pre_tokenizer, err));
     KVD_TRY(open_template(m, p->chat_template, err));
-    KVD_TRY(kvd_backend_open(&m->be, &be, err));
     KVD_TRY(m->be->ops->stream_open(m->be, &m->stream, err));
     return m->be->unified ? KVD_OK : model_place(m->net, m->be, m->stream, err);
 }

@@ -284,10 +284,12 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
     return KVD_OK;
 }
 
-/* A plan that cannot fit is refused before the machine starts to swap or kill. */
-static kvd_status check_fits(const kvd_plan *plan, kvd_err *err)
+/* A plan that cannot fit this machine's memory (what a device's own can hold its allocation tells)
+ * is refused before the machine starts to swap or kill. */
+static kvd_status check_fits(const kvd_plan *plan, bool unified, kvd_err *err)
 {
-    const uint64_t need    = plan->kv_bytes + plan->scratch_bytes + plan->host_bytes;
+    const uint64_t need    = unified ? plan->kv_bytes + plan->scratch_bytes + plan->host_bytes
+                                     : plan->kv_host_bytes + plan->host_bytes;
     const uint32_t fits    = plan->n_ctx_fits / plan->n_seq;
     char           way[32] = "";
 
@@ -328,7 +330,7 @@ static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh,
     kvd_status                st;
 
     KVD_TRY(fill_plan(m, sh, &plan, err));
-    KVD_TRY(check_fits(&plan, err));
+    KVD_TRY(check_fits(&plan, m->be->unified, err));
     s = kvd_calloc(1, sizeof(*s));
     if (!s)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory");
