@@ -543,7 +543,7 @@ typedef struct kvd_backend_limits {
 
 /* ---- the table ------------------------------------------------------------------- */
 
-#define KVD_BACKEND_ABI 3
+#define KVD_BACKEND_ABI 4
 typedef struct kvd_backend_ops {
     uint32_t    abi;
     const char *name;
@@ -570,6 +570,10 @@ typedef struct kvd_backend_ops {
      * until then. */
     kvd_status (*copy)(kvd_stream *, kvd_mem dst, uint64_t dst_off, kvd_mem src, uint64_t src_off,
                        uint64_t bytes, kvd_err *);
+
+    /* Sets n_row runs of row_bytes, pitch bytes apart, to a byte; ordered by the stream. */
+    kvd_status (*fill)(kvd_stream *, kvd_mem, uint64_t off, uint64_t pitch, uint64_t row_bytes,
+                       uint64_t n_row, uint8_t value, kvd_err *);
 
     /* Between begin and end, what is called on the stream is recorded instead of run: ops, copies
      * that leave HOST and MAP memory alone, events that lead to other streams and back.  run runs

@@ -72,9 +72,10 @@ kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_para
 
 /* What a batch works on.  n_all is n_ctx where a prompt can go layer by layer, else 0. */
 typedef struct engine_buffers {
-    kvd_mem mem;    /* DEVICE: activations */
-    kvd_mem shared; /* PINNED: what the host writes or reads beside the device */
-    bool    unified;
+    kvd_mem  mem;    /* DEVICE: activations */
+    kvd_mem  shared; /* PINNED: what the host writes or reads beside the device */
+    bool     unified;
+    uint64_t listed_at, listed_bytes, mirror_at; /* in shared; and where in mem its copy lies */
 
     float *x, *xn, *q, *k, *v, *att, *gate, *up; /* [n_batch] rows */
     float *all_x;                                /* [n_all] rows between layers */
@@ -151,7 +152,11 @@ uint64_t   engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p,
 kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,
                                bool resident, kvd_err *err);
 void       engine_buffers_close(engine_buffers *b, kvd_backend *be);
-/* n rows of cos_sin_host, of the batch or the prompt under way, become cos_sin's. */
+/* n rows of cos_sin_host and what the host has listed for the batch or the prompt under way go up.
+ */
+/* Where ops read part, token or sparse_row, as of the upload; other lists are read where they are.
+ */
+void      *engine_dev(const engine_buffers *b, const void *listed);
 kvd_status engine_buffers_upload(kvd_session *s, uint32_t n, kvd_err *err);
 /* n rows of out become logits', once the stream has come so far. */
 kvd_status engine_buffers_download(kvd_session *s, uint32_t n, kvd_err *err);

@@ -37,18 +37,17 @@ static void place(engine_buffers *b, const kvd_model *m, const kvd_session_param
            { (void **)&b->gate, n_f, p->n_batch, false },
            { (void **)&b->up, n_f, p->n_batch, false },
            { (void **)&b->all_x, n_x, n_all, false },
-           { (void **)&b->cos_sin, 4ull * hp->n_rot, mirror * n_max, false },
            { (void **)&b->out, n_v, mirror * p->n_logits, false },
-           { (void **)&b->cos_sin_host, 4ull * hp->n_rot, n_max, true },
            { (void **)&b->logits, n_v, p->n_logits, true },
-           { (void **)&b->token, 4, n_max, true },
-           { (void **)&b->part, sizeof(*b->part), p->n_batch, true },
            { (void **)&b->out_part, sizeof(*b->out_part), p->n_batch, true },
            { (void **)&b->view_part, sizeof(*b->view_part), p->n_batch, true },
            { (void **)&b->all_part, sizeof(*b->all_part), n_part, true },
-           { (void **)&b->sparse_row, sizeof(*b->sparse_row), p->n_seq, true },
            { (void **)&b->row_from, 2 * sizeof(*b->row_from), p->n_batch, true },
            { (void **)&b->row_to, 2 * sizeof(*b->row_to), p->n_batch, true },
+           { (void **)&b->part, sizeof(*b->part), p->n_batch, true }, /* from here on mirrored */
+           { (void **)&b->sparse_row, sizeof(*b->sparse_row), p->n_seq, true },
+           { (void **)&b->token, 4, n_max, true },
+           { (void **)&b->cos_sin_host, 4ull * hp->n_rot, n_max, true },
     };
     uint64_t off[2] = { 0, 0 };
 
@@ -57,11 +56,15 @@ static void place(engine_buffers *b, const kvd_model *m, const kvd_session_param
 
         if (base)
             *part[i].at = base + off[part[i].shared];
+        if (part[i].at == (void **)&b->part)
+            b->listed_at = off[1];
         /* limits of model_hparams.c and complete_params() keep this far from 64 bits */
         off[part[i].shared] += kvd_align_up(part[i].row * part[i].n_row, KVD_CACHE_LINE);
     }
-    *device_bytes = off[0];
-    *shared_bytes = off[1];
+    b->listed_bytes = off[1] - b->listed_at;
+    b->mirror_at    = off[0];
+    *device_bytes   = off[0] + mirror * b->listed_bytes;
+    *shared_bytes   = off[1];
 }
 
 uint64_t engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, bool resident)
@@ -83,10 +86,9 @@ kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_
     KVD_TRY(m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE, device, &b->mem, err));
     KVD_TRY(m->be->ops->mem_alloc(m->be, KVD_MEM_PINNED, shared, &b->shared, err));
     place(b, m, p, resident, &device, &shared);
-    if (b->unified) {
-        b->cos_sin = b->cos_sin_host;
-        b->out     = b->logits;
-    }
+    b->cos_sin = engine_dev(b, b->cos_sin_host);
+    if (b->unified)
+        b->out = b->logits;
     return KVD_OK;
 }
 
@@ -96,21 +98,29 @@ void engine_buffers_close(engine_buffers *b, kvd_backend *be)
     be->ops->mem_free(be, &b->shared);
 }
 
-/* bytes at `at` of one of the two allocations, counted from its start. */
 static uint64_t offset_of(const kvd_mem *m, const void *at)
 {
     return (uint64_t)((const uint8_t *)at - (const uint8_t *)m->ptr);
 }
 
+void *engine_dev(const engine_buffers *b, const void *listed)
+{
+    if (b->unified || offset_of(&b->shared, listed) < b->listed_at)
+        return (void *)(uintptr_t)listed;
+    return (uint8_t *)b->mem.ptr + b->mirror_at + (offset_of(&b->shared, listed) - b->listed_at);
+}
+
+/* cos_sin is the last of what is listed, so only its rows in use go up. */
 kvd_status engine_buffers_upload(kvd_session *s, uint32_t n, kvd_err *err)
 {
-    const engine_buffers *b = &s->buf;
+    const engine_buffers *b     = &s->buf;
+    const uint64_t        n_rot = model_get_hparams(s->model->net)->n_rot;
 
     if (b->unified)
         return KVD_OK;
-    return s->model->be->ops->copy(s->model->stream, b->mem, offset_of(&b->mem, b->cos_sin),
-                                   b->shared, offset_of(&b->shared, b->cos_sin_host),
-                                   4ull * n * model_get_hparams(s->model->net)->n_rot, err);
+    return s->model->be->ops->copy(
+        s->model->stream, b->mem, b->mirror_at, b->shared, b->listed_at,
+        offset_of(&b->shared, b->cos_sin_host) - b->listed_at + 4ull * n * n_rot, err);
 }
 
 kvd_status engine_buffers_download(kvd_session *s, uint32_t n, kvd_err *err)

@@ -107,7 +107,7 @@ static kvd_status attend_dense(kvd_session *s, uint32_t layer, const model_run *
     if (n_part == 0)
         return KVD_OK;
     if (kv_resident(s->kv))
-        return engine_attn(s, r, layer, &layout, part, n_part, err);
+        return engine_attn(s, r, layer, &layout, engine_dev(&s->buf, part), n_part, err);
     for (uint32_t i = 0; i < n_part; i++) {
         kvd_kv_seq *p = &s->buf.view_part[i];
 
@@ -128,7 +128,7 @@ static kvd_status attend_sparse(kvd_session *s, uint32_t layer, const model_run 
     const kv_query       q      = { .layer      = layer,
                                     .n_row      = s->n_sparse,
                                     .seq        = s->sparse_seq,
-                                    .row        = s->buf.sparse_row,
+                                    .row        = engine_dev(&s->buf, s->buf.sparse_row),
                                     .q_stride   = stride,
                                     .out_stride = stride,
                                     .q          = r->q,
@@ -282,7 +282,7 @@ static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run
     uint64_t            t1;
 
     KVD_TRY(model_qkv(net, layer, r, err));
-    KVD_TRY(engine_append(r, &layout, s->buf.part, s->n_part, err));
+    KVD_TRY(engine_append(r, &layout, engine_dev(&s->buf, s->buf.part), s->n_part, err));
     kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
     KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));
     t1 = kvd_trace_now(s->trace);
@@ -322,7 +322,8 @@ static kvd_status enqueue(kvd_session *s, uint32_t n_token, kvd_err *err)
     model_run r = engine_run_of(s, n_token);
 
     KVD_TRY(engine_buffers_upload(s, n_token, err));
-    KVD_TRY(model_embed(s->model->net, &r, s->buf.token, err));
+    KVD_TRY(kv_step_upload(s->kv, r.stream, err));
+    KVD_TRY(model_embed(s->model->net, &r, engine_dev(&s->buf, s->buf.token), err));
     KVD_TRY(run_layers(s, &r, err));
     KVD_TRY(kv_step_join(s->kv, r.stream, err));
     return s->n_out > 0 ? run_logits(s, &r, err) : KVD_OK;
@@ -334,9 +335,10 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
     kvd_status st;
 
     fill_cos_sin(s);
-    kv_step_begin(s->kv, s->sparse_seq, s->buf.sparse_row, s->n_sparse);
-    st = engine_graph_fits(s, n_token) ? engine_graph_step(s, n_token, enqueue, err)
-                                       : enqueue(s, n_token, err);
+    st = kv_step_begin(s->kv, s->model->stream, s->sparse_seq, s->buf.sparse_row, s->n_sparse, err);
+    if (st == KVD_OK)
+        st = engine_graph_fits(s, n_token) ? engine_graph_step(s, n_token, enqueue, err)
+                                           : enqueue(s, n_token, err);
     if (st == KVD_OK)
         st = s->model->be->ops->stream_sync(s->model->stream, err);
     if (st == KVD_OK)

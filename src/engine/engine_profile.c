@@ -350,11 +350,14 @@ kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_
         st = allocate(p, err);
     if (st == KVD_OK)
         st = reserve(p, err);
+    if (st == KVD_OK && !kv_set_tap(s->kv, on_lane, p))
+        st = kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                      "profile: selections cannot be watched with backend \"%s\": take cpu",
+                      s->model->be->ops->name);
     if (st != KVD_OK) {
         engine_profile_close(p);
         return st;
     }
-    kv_set_tap(s->kv, on_lane, p);
     *out = p;
     return KVD_OK;
 }
@@ -363,7 +366,7 @@ void engine_profile_close(engine_profile *p)
 {
     if (!p)
         return;
-    kv_set_tap(p->s->kv, NULL, NULL);
+    (void)kv_set_tap(p->s->kv, NULL, NULL);
     arrays(p, true);
     kvd_free(p);
 }

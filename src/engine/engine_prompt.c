@@ -52,7 +52,7 @@ static kvd_status embed(const prompt *p, kvd_err *err)
         const uint32_t  n = batch_rows(p, first);
         const model_run r = rows_of(p, first, n);
 
-        KVD_TRY(model_embed(net, &r, p->s->buf.token + first, err));
+        KVD_TRY(model_embed(net, &r, engine_dev(&p->s->buf, p->s->buf.token + first), err));
     }
     return KVD_OK;
 }

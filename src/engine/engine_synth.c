@@ -69,6 +69,7 @@ static kvd_status fill_resident(synth *y, uint32_t n_past, kvd_err *err)
     const uint32_t n_layer = model_get_hparams(y->s->model->net)->n_layer;
 
     KVD_TRY(kv_seq_reserve(kv, y->seq, y->n_token, err));
+    KVD_TRY(kv_step_upload(kv, y->s->model->stream, err));
     for (uint32_t il = 0; il < n_layer; il++) {
         const kvd_kv_layout l = kv_layout(kv, il);
 

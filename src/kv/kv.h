@@ -186,7 +186,8 @@ kvd_status kv_prompt_close(kv_store *s, kvd_stream *st, uint32_t layer, const kv
 kvd_status kv_prompt_end(kv_store *s, kvd_err *err); /* abort is left after a failure */
 void       kv_prompt_abort(kv_store *s);
 
-/* For the kernels: where a layer's lanes lie, and the blocks of a sequence (committed and reserved;
+/* For the kernels: where a layer's lanes lie, and the blocks of a sequence (committed and reserved,
+ * as of kv_step_upload();
  * valid until the sequence changes; what is not raw has no block). */
 kvd_kv_layout   kv_layout(const kv_store *s, uint32_t layer);
 const uint64_t *kv_seq_blocks(const kv_store *s, uint32_t seq);
@@ -256,9 +257,13 @@ typedef struct kv_query {
  * stream has passed the last.  With device_steps, and where neither the disk tier, the estimation
  * zone nor a tap needs the host, begin writes all that the batch's ops read, and the stages only
  * give ops to the stream: no op of a layer waits for the host. */
-void kv_step_begin(kv_store *s, const uint32_t *seq, const uint32_t *row, uint32_t n_row);
-void kv_step_end(kv_store *s);
-bool kv_step_alone(const kv_store *s); /* whether the batch begun goes so */
+kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const uint32_t *row,
+                         uint32_t n_row, kvd_err *err);
+void       kv_step_end(kv_store *s);
+/* First in what a batch gives to the stream: block lists, and what begin has written, as ops will
+ * read them. */
+kvd_status kv_step_upload(kv_store *s, kvd_stream *st, kvd_err *err);
+bool       kv_step_alone(const kv_store *s); /* whether the batch begun goes so */
 /* Behind the last layer: what was given to a stream beside this one is behind it, too. */
 kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err);
 /* The three stages of a layer, in this order, each for the same query. */
@@ -285,8 +290,9 @@ typedef struct kv_tap_lane {
     const uint16_t *ema;                       /* [n_chunk] */
 } kv_tap_lane;
 typedef void (*kv_tap_fn)(void *ctx, const kv_tap_lane *lane);
-/* Shows every lane of every sparse step, in order; it must not call the store.  NULL: no more. */
-void kv_set_tap(kv_store *s, kv_tap_fn fn, void *ctx);
+/* Shows every lane of every sparse step, in order; it must not call the store.  NULL: no more.
+ * False: the device keeps its maps to itself. */
+bool kv_set_tap(kv_store *s, kv_tap_fn fn, void *ctx);
 
 /* Recounts everything; asserts on the first invariant that does not hold. */
 void kv_check(const kv_store *s);

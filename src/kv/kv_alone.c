@@ -24,6 +24,15 @@ static size_t lane_at(const kv_store *s, uint32_t layer)
     return seq_at(s, layer) * s->params.n_kv_head;
 }
 
+/* Where ops leave what the host reads at the end. */
+static void *found(const kv_store *s, void *host)
+{
+    const kvd_mem *dev = &s->mirror[KV_FOUND];
+
+    return dev->ptr ? (uint8_t *)dev->ptr + ((uint8_t *)host - (uint8_t *)s->region[KV_FOUND].ptr)
+                    : host;
+}
+
 /* ---- before the layers ---------------------------------------------------------------- */
 
 static void write_kept(kv_store *s, uint32_t i, uint32_t seq, uint32_t layer)
@@ -40,9 +49,9 @@ static void write_kept(kv_store *s, uint32_t i, uint32_t seq, uint32_t layer)
             sink[k] = s->sizes.resident
                           ? kv_record_in_block(s, q->block[k / s->block_chunks], layer, h, k)
                           : kv_record_in_window(s, lane, k);
-        t->kept_span[at] = (kvd_attn_span){ .record    = sink,
+        t->kept_span[at] = (kvd_attn_span){ .record    = kv_dev(s, sink),
                                             .n_record  = s->sinks,
-                                            .block     = q->block,
+                                            .block     = kv_dev(s, q->block),
                                             .first_key = q->n_sealed,
                                             .end_key   = q->len + 1 };
         t->k[at]         = kv_refills(q) ? s->cap[lane] : q->budget;
@@ -61,14 +70,14 @@ static void write_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint3
     t->select[at] = (kvd_select_seq){ .row         = row,
                                       .first_chunk = s->sinks,
                                       .n_chunk     = q->n_sealed / s->params.chunk_tokens,
-                                      .k           = t->k + at * s->params.n_kv_head,
-                                      .iblock      = q->iblock,
+                                      .k           = kv_dev(s, t->k + at * s->params.n_kv_head),
+                                      .iblock      = kv_dev(s, q->iblock),
                                       .score = t->score + i * s->params.n_kv_head * s->n_chunk_max,
                                       .ema   = s->ema + lane * s->n_chunk_max,
                                       .sel   = t->sel + list };
     t->window[at] = (kvd_window_seq){ .step     = q->step,
                                       .refill   = kv_refills(q),
-                                      .cap      = s->cap + lane,
+                                      .cap      = kv_dev(s, s->cap + lane),
                                       .sel      = t->sel + list,
                                       .ema      = s->ema + lane * s->n_chunk_max,
                                       .slot_of  = s->slot_of + lane * s->n_chunk_max,
@@ -78,28 +87,37 @@ static void write_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint3
                                       .fetch    = t->fetch + late,
                                       .into     = t->into + late };
     t->place[at] =
-        (kvd_window_place){ .block = q->block,
-                            .at    = s->sizes.resident ? NULL : s->lane_at + lane,
+        (kvd_window_place){ .block = kv_dev(s, q->block),
+                            .at    = s->sizes.resident ? NULL : kv_dev(s, s->lane_at + lane),
                             .host_of =
                                 s->sizes.resident ? NULL : s->host_of + lane * s->n_chunk_max,
-                            .iblock = q->iblock };
+                            .iblock = kv_dev(s, q->iblock) };
     write_kept(s, i, seq, layer);
 }
 
-void kv_step_begin(kv_store *s, const uint32_t *seq, const uint32_t *row, uint32_t n_row)
+kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const uint32_t *row,
+                         uint32_t n_row, kvd_err *err)
 {
     s->step.alone = s->params.device_steps && !s->tier && !s->tap && !kv_zone_used(s) && n_row > 0;
     if (!s->step.alone)
-        return;
+        return KVD_OK;
     s->step.n_row    = n_row;
     s->step.rows_seq = seq;
     for (uint32_t i = 0; i < n_row; i++) {
         if (kv_refills(&s->seq[seq[i]]))
-            kv_clear_windows(s, seq[i]);
+            KVD_TRY(kv_clear_windows(s, st, seq[i], err));
         for (uint32_t il = 0; il < s->params.n_layer; il++)
             write_row(s, i, seq[i], row[i], il);
         s->counts.n_step++;
     }
+    return KVD_OK;
+}
+
+kvd_status kv_step_upload(kv_store *s, kvd_stream *st, kvd_err *err)
+{
+    const kvd_mem *host = &s->region[KV_ARGS], *dev = &s->mirror[KV_ARGS];
+
+    return dev->ptr ? s->be->ops->copy(st, *dev, 0, *host, 0, host->bytes, err) : KVD_OK;
 }
 
 /* ---- after them ----------------------------------------------------------------------- */
@@ -138,9 +156,9 @@ static kvd_status fetch_misses(kv_store *s, kvd_stream *st, const kv_query *q, b
     const kvd_window_fetch_args a = {
         .n_seq       = q->n_row,
         .n_kv_head   = s->params.n_kv_head,
-        .seq         = s->step.window + seq_at(s, q->layer),
-        .place       = s->step.place + seq_at(s, q->layer),
-        .change      = s->step.change + lane_at(s, q->layer),
+        .seq         = kv_dev(s, s->step.window + seq_at(s, q->layer)),
+        .place       = kv_dev(s, s->step.place + seq_at(s, q->layer)),
+        .change      = found(s, s->step.change + lane_at(s, q->layer)),
         .kv          = s->layout,
         .format      = s->record,
         .host        = s->host.ptr,
@@ -181,10 +199,15 @@ void kv_alone_close(kv_store *s)
 
 kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err)
 {
-    if (!s->step.alone || !s->late)
+    const kvd_mem *host = &s->region[KV_FOUND], *dev = &s->mirror[KV_FOUND];
+
+    if (!s->step.alone)
         return KVD_OK;
-    KVD_TRY(s->be->ops->event_record(s->late_done, s->late, err));
-    return s->be->ops->event_wait(s->late_done, st, err);
+    if (s->late) {
+        KVD_TRY(s->be->ops->event_record(s->late_done, s->late, err));
+        KVD_TRY(s->be->ops->event_wait(s->late_done, st, err));
+    }
+    return dev->ptr ? s->be->ops->copy(st, *host, 0, *dev, 0, host->bytes, err) : KVD_OK;
 }
 
 /* The misses that can wait, as soon as the change is known. */
@@ -203,7 +226,7 @@ static kvd_status score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, k
 {
     kvd_select_args a = { .n_seq       = q->n_row,
                           .n_head      = s->params.n_head,
-                          .seq         = s->step.select + seq_at(s, q->layer),
+                          .seq         = kv_dev(s, s->step.select + seq_at(s, q->layer)),
                           .index       = s->index,
                           .q_stride    = q->q_stride,
                           .lse_stride  = s->params.n_head,
@@ -211,7 +234,7 @@ static kvd_status score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, k
                           .sel_stride  = s->slots_max,
                           .q           = q->q,
                           .kept_lse    = s->step.lse,
-                          .result      = s->step.chosen + lane_at(s, q->layer),
+                          .result      = found(s, s->step.chosen + lane_at(s, q->layer)),
                           .rule        = s->policy.rule,
                           .scale       = q->scale,
                           .alpha       = s->policy.alpha,
@@ -225,9 +248,9 @@ static kvd_status change_windows(kv_store *s, kvd_stream *st, const kv_query *q,
 {
     const kvd_window_args a = { .n_seq       = q->n_row,
                                 .n_kv_head   = s->params.n_kv_head,
-                                .seq         = s->step.window + seq_at(s, q->layer),
-                                .select      = s->step.chosen + lane_at(s, q->layer),
-                                .result      = s->step.change + lane_at(s, q->layer),
+                                .seq         = kv_dev(s, s->step.window + seq_at(s, q->layer)),
+                                .select      = found(s, s->step.chosen + lane_at(s, q->layer)),
+                                .result      = found(s, s->step.change + lane_at(s, q->layer)),
                                 .lane_stride = s->n_chunk_max,
                                 .slot_stride = s->slots_max,
                                 .sel_stride  = s->slots_max,
@@ -239,14 +262,14 @@ static kvd_status change_windows(kv_store *s, kvd_stream *st, const kv_query *q,
 
 static kvd_status list_spans(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    const kvd_window_spans_args a = { .n_seq       = q->n_row,
-                                      .n_kv_head   = s->params.n_kv_head,
-                                      .seq         = s->step.window + seq_at(s, q->layer),
-                                      .place       = s->step.place + seq_at(s, q->layer),
-                                      .select      = s->step.chosen + lane_at(s, q->layer),
-                                      .change      = s->step.change + lane_at(s, q->layer),
-                                      .kv          = kv_layout(s, q->layer),
-                                      .slot_off    = s->sinks * s->layout.record_bytes,
+    const kvd_window_spans_args a = { .n_seq     = q->n_row,
+                                      .n_kv_head = s->params.n_kv_head,
+                                      .seq       = kv_dev(s, s->step.window + seq_at(s, q->layer)),
+                                      .place     = kv_dev(s, s->step.place + seq_at(s, q->layer)),
+                                      .select    = found(s, s->step.chosen + lane_at(s, q->layer)),
+                                      .change    = found(s, s->step.change + lane_at(s, q->layer)),
+                                      .kv        = kv_layout(s, q->layer),
+                                      .slot_off  = s->sinks * s->layout.record_bytes,
                                       .lane_stride = s->n_chunk_max,
                                       .slot_stride = s->slots_max,
                                       .sel_stride  = s->slots_max,
@@ -263,8 +286,8 @@ static kvd_status list_spans(kv_store *s, kvd_stream *st, const kv_query *q, kvd
 
 kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    KVD_TRY(kv_attend_spans(s, st, q, s->step.kept_span + lane_at(s, q->layer), true, s->step.lse,
-                            NULL, err));
+    KVD_TRY(kv_attend_spans(s, st, q, kv_dev(s, s->step.kept_span + lane_at(s, q->layer)), true,
+                            s->step.lse, NULL, err));
     KVD_TRY(score_chunks(s, st, q, err));
     KVD_TRY(change_windows(s, st, q, err));
     KVD_TRY(list_spans(s, st, q, err));

@@ -75,6 +75,17 @@ typedef struct kv_prompt {
     kv_prompt_query last;       /* of the layer that is closing */
 } kv_prompt;
 
+/* Where maps and lists lie.  Where memory is not unified and steps go without the host, MAP is the
+ * device's alone, ARGS lie in pinned memory and are mirrored on the device, and FOUND is the
+ * device's and is mirrored in pinned memory. */
+typedef enum kv_region {
+    KV_MAP,   /* what ops keep and hand on */
+    KV_ARGS,  /* what the host writes for a step, and block lists */
+    KV_FOUND, /* what it reads after one */
+    KV_LISTS, /* what it writes for other ops, once they have been read */
+    KV_N_REGION
+} kv_region;
+
 typedef struct kv_tier kv_tier;
 
 struct kv_store {
@@ -94,12 +105,12 @@ struct kv_store {
     kvd_record_format record; /* below the device */
     uint64_t          packed_bytes;
     uint64_t          param_off; /* in a lane's aux: behind the index parameters, then cells */
-    uint8_t          *packed;    /* one block of a layer, packed; in shared */
+    uint8_t          *packed;    /* one block of a layer, packed */
     uint64_t          window_off, stage_off;
     kvd_mem           landmarks;
-    kvd_mem           map;
+    kvd_mem           region[KV_N_REGION];
+    kvd_mem           mirror[KV_N_REGION]; /* of ARGS and FOUND, where there are such */
     kvd_mem           host;
-    kvd_mem           shared; /* what the host lists for ops */
 
     uint16_t *ema, *slot_of;    /* [lane][n_chunk_max] */
     uint32_t *chunk_of, *stamp; /* [lane][slots_max] */
@@ -117,8 +128,8 @@ struct kv_store {
     uint32_t *hfree_stack; /* [n_hrecord] */
     uint64_t  n_held;      /* blocks in lists, raw or sealed */
     kv_seq   *seq;         /* [n_seq] */
-    uint64_t *lists;       /* [n_seq][2][blocks_max], where block and iblock point; in shared */
-    uint64_t *stage_block; /* [blocks_max]; in shared */
+    uint64_t *lists;       /* [n_seq][2][blocks_max], where block and iblock point */
+    uint64_t *stage_block; /* [blocks_max] */
     kv_prompt prompt;      /* under way, or n_new 0 */
 
     kvd_stream *late; /* device_steps, not resident: what a step does not wait for */
@@ -176,13 +187,12 @@ static inline uint64_t kv_record_in_window(const kv_store *s, uint64_t lane, uin
     return s->lane_at[lane] + i * s->layout.record_bytes;
 }
 
-/* kv_plan.c.  Lays out maps and lists of a step one behind the other from base on and points the
- * store at them; base NULL only measures. */
-uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *base);
+/* kv_plan.c.  Lays out the regions and points the store into base [KV_N_REGION]; base NULL only
+ * measures.  bytes [KV_N_REGION]. */
+void     kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
+                      uint64_t *bytes);
 uint64_t kv_map_bytes(const kv_params *p, bool resident);
 uint64_t kv_copies_max(const kv_params *p);
-uint64_t kv_lists_bytes(const kv_params *p);  /* of kv_store.shared: block lists, in front */
-uint64_t kv_shared_bytes(const kv_params *p); /* all of it */
 uint32_t kv_lane_slots(const kv_params *p, uint64_t lane); /* lane: of a sequence */
 
 /* Where a raw block has a layer's lanes; where the stage has block number b of its layer. */
@@ -242,6 +252,18 @@ static inline uint64_t kv_aux_bytes(const kv_params *p)
 static inline uint64_t kv_packed_at(const kv_store *s, uint64_t at, uint32_t n)
 {
     return at + n * (s->layout.record_bytes - s->packed_bytes);
+}
+
+/* Where an op reads what the host has written in ARGS. */
+static inline void *kv_dev(const kv_store *s, const void *args)
+{
+    const kvd_mem *host = &s->region[KV_ARGS], *dev = &s->mirror[KV_ARGS];
+    const uint64_t off = (uint64_t)((const uint8_t *)args - (const uint8_t *)host->ptr);
+
+    if (!dev->ptr)
+        return (void *)(uintptr_t)args;
+    kvd_assert_dbg(off < host->bytes);
+    return (uint8_t *)dev->ptr + off;
 }
 
 /* Before lists are written anew that ops may not have read yet. */
@@ -307,7 +329,7 @@ bool       kv_zone_used(const kv_store *s);
 kvd_status kv_zone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 
 /* kv_step.c.  What every step does with a sequence's or a lane's part of it. */
-void               kv_clear_windows(kv_store *s, uint32_t seq);
+kvd_status         kv_clear_windows(kv_store *s, kvd_stream *st, uint32_t seq, kvd_err *err);
 void               kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
                                  const kvd_select_result *chosen, const kvd_window_result *change);
 kvd_status         kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,

@@ -4,6 +4,7 @@
  * Pure: parameters in, sizes out.  Owns nothing; any thread. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "kv/kv_cache.h"
 
@@ -39,23 +40,17 @@ static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
     const uint64_t          record = kvd_record_bytes(&f);
     const uint64_t          host   = z->bytes[KV_BUF_HOST];
 
-    return sizeof(kv_store) + p->n_seq * sizeof(kv_seq) + kv_shared_bytes(p) + 8 * z->n_raw +
-           8 * z->n_block + 4 * host / record + 16 * lanes + kv_cache_bytes(p) +
+    return sizeof(kv_store) + p->n_seq * sizeof(kv_seq) + 8 * z->n_raw + 8 * z->n_block +
+           4 * host / record + 16 * lanes + kv_cache_bytes(p) +
            (z->spills ? kv_tier_bytes(p, host, record) : 0);
 }
 
-uint64_t kv_lists_bytes(const kv_params *p)
-{
-    return kvd_align_up((2 * (uint64_t)p->n_seq + 1) * 8 * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS),
-                        KVD_CACHE_LINE);
-}
-
-uint64_t kv_shared_bytes(const kv_params *p)
+/* One block of a layer, packed. */
+static uint64_t packed_layer_bytes(const kv_params *p)
 {
     const kvd_record_format f = kv_record_format(p);
 
-    return kv_lists_bytes(p) +
-           (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * kvd_record_bytes(&f);
+    return (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * kvd_record_bytes(&f);
 }
 
 /* Too little room on a tier: says for what, and what would do. */
@@ -166,7 +161,8 @@ static uint64_t step_copies(const kv_params *p)
     return p->sparse ? (uint64_t)p->n_seq * p->n_kv_head * (p->window_tokens / p->chunk_tokens) : 0;
 }
 
-uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *base)
+void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
+                  uint64_t *bytes)
 {
     const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
     const uint64_t slots = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
@@ -186,65 +182,72 @@ uint64_t kv_place_map(const kv_params *p, bool resident, kv_store *s, uint8_t *b
     const uint64_t times  = p->device_steps ? p->n_layer : 1;
     kv_step       *t      = &s->step;
     const struct {
-        void   **at;
-        uint64_t bytes;
+        void    **at;
+        uint64_t  bytes;
+        kv_region where;
     } part[] = {
-        { (void **)&s->ema, 2 * index },
-        { (void **)&s->slot_of, 2 * index },
-        { (void **)&s->chunk_of, 4 * lanes * slots },
-        { (void **)&s->stamp, 4 * lanes * slots },
-        { (void **)&s->host_of, 4 * host },
-        { (void **)&s->lane_slots, 4 * lanes / p->n_seq },
-        { (void **)&s->cap, 4 * lanes },
-        { (void **)&s->lane_at, resident ? 0 : 8 * lanes },
+        { (void **)&s->lists, 16 * p->n_seq * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_ARGS },
+        { (void **)&s->stage_block, 8 * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_LISTS },
+        { (void **)&s->packed, packed_layer_bytes(p), KV_LISTS },
+        { (void **)&s->ema, 2 * index, KV_MAP },
+        { (void **)&s->slot_of, 2 * index, KV_MAP },
+        { (void **)&s->chunk_of, 4 * lanes * slots, KV_MAP },
+        { (void **)&s->stamp, 4 * lanes * slots, KV_MAP },
+        { (void **)&s->host_of, 4 * host, KV_LISTS },
+        { (void **)&s->lane_slots, 4 * lanes / p->n_seq, KV_LISTS },
+        { (void **)&s->cap, 4 * lanes, KV_ARGS },
+        { (void **)&s->lane_at, resident ? 0 : 8 * lanes, KV_ARGS },
         { (void **)&t->place,
-          p->device_steps && p->sparse ? times * p->n_seq * sizeof(*t->place) : 0 },
-        { (void **)&t->kept_span, times * row * sizeof(*t->kept_span) },
-        { (void **)&t->near_span, row * sizeof(*t->near_span) },
-        { (void **)&t->urgent_span, row * sizeof(*t->urgent_span) },
-        { (void **)&t->select, times * row * sizeof(*t->select) },
-        { (void **)&t->chosen, times * row * sizeof(*t->chosen) },
-        { (void **)&t->window, times * row * sizeof(*t->window) },
-        { (void **)&t->change, times * row * sizeof(*t->change) },
-        { (void **)&t->k, 4 * times * row },
-        { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim) },
-        { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0 },
-        { (void **)&t->zone_lse, zone ? 4 * (uint64_t)p->n_batch * p->n_head : 0 },
-        { (void **)&t->zone, zone * sizeof(*t->zone) },
-        { (void **)&t->left, 2 * row * cells },
-        { (void **)&t->score, 4 * row * chunks },
-        { (void **)&t->sel, 4 * row * slots },
-        { (void **)&t->fetch, 4 * times * row * slots },
-        { (void **)&t->into, 4 * times * row * slots },
-        { (void **)&t->stay, 4 * row * slots },
-        { (void **)&t->sink, 8 * times * row * (p->n_sink / p->chunk_tokens) },
-        { (void **)&t->near, 8 * row * slots },
-        { (void **)&t->urgent, 8 * row * slots },
-        { (void **)&t->list[0].param, 8 * unpack },
-        { (void **)&t->list[0].number, 4 * unpack },
-        { (void **)&t->list[0].src, 8 * copies },
-        { (void **)&t->list[0].dst, 8 * copies },
-        { (void **)&t->list[1].param, p->record == KVD_RECORD_RAW ? 0 : 8 * late },
-        { (void **)&t->list[1].number, p->record == KVD_RECORD_RAW ? 0 : 4 * late },
-        { (void **)&t->list[1].src, 8 * late },
-        { (void **)&t->list[1].dst, 8 * late },
-        { (void **)&t->pack, 3 * 8 * (uint64_t)p->n_kv_head },
+          p->device_steps && p->sparse ? times * p->n_seq * sizeof(*t->place) : 0, KV_ARGS },
+        { (void **)&t->kept_span, times * row * sizeof(*t->kept_span), KV_ARGS },
+        { (void **)&t->near_span, row * sizeof(*t->near_span), KV_MAP },
+        { (void **)&t->urgent_span, row * sizeof(*t->urgent_span), KV_MAP },
+        { (void **)&t->select, times * row * sizeof(*t->select), KV_ARGS },
+        { (void **)&t->chosen, times * row * sizeof(*t->chosen), KV_FOUND },
+        { (void **)&t->window, times * row * sizeof(*t->window), KV_ARGS },
+        { (void **)&t->change, times * row * sizeof(*t->change), KV_FOUND },
+        { (void **)&t->k, 4 * times * row, KV_ARGS },
+        { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim), KV_MAP },
+        { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
+        { (void **)&t->zone_lse, zone ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
+        { (void **)&t->zone, zone * sizeof(*t->zone), KV_LISTS },
+        { (void **)&t->left, 2 * row * cells, KV_LISTS },
+        { (void **)&t->score, 4 * row * chunks, KV_MAP },
+        { (void **)&t->sel, 4 * row * slots, KV_MAP },
+        { (void **)&t->fetch, 4 * times * row * slots, KV_MAP },
+        { (void **)&t->into, 4 * times * row * slots, KV_MAP },
+        { (void **)&t->stay, 4 * row * slots, KV_MAP },
+        { (void **)&t->sink, 8 * times * row * (p->n_sink / p->chunk_tokens), KV_ARGS },
+        { (void **)&t->near, 8 * row * slots, KV_MAP },
+        { (void **)&t->urgent, 8 * row * slots, KV_MAP },
+        { (void **)&t->list[0].param, 8 * unpack, KV_LISTS },
+        { (void **)&t->list[0].number, 4 * unpack, KV_LISTS },
+        { (void **)&t->list[0].src, 8 * copies, KV_LISTS },
+        { (void **)&t->list[0].dst, 8 * copies, KV_LISTS },
+        { (void **)&t->list[1].param, p->record == KVD_RECORD_RAW ? 0 : 8 * late, KV_LISTS },
+        { (void **)&t->list[1].number, p->record == KVD_RECORD_RAW ? 0 : 4 * late, KV_LISTS },
+        { (void **)&t->list[1].src, 8 * late, KV_LISTS },
+        { (void **)&t->list[1].dst, 8 * late, KV_LISTS },
+        { (void **)&t->pack, 3 * 8 * (uint64_t)p->n_kv_head, KV_LISTS },
     };
-    uint64_t off = 0;
 
+    memset(bytes, 0, KV_N_REGION * sizeof(*bytes));
     for (size_t i = 0; i < KVD_COUNTOF(part); i++) {
         if (base)
-            *part[i].at = base + off;
-        off += kvd_align_up(part[i].bytes, KVD_CACHE_LINE);
+            *part[i].at = (uint8_t *)base[part[i].where].ptr + bytes[part[i].where];
+        bytes[part[i].where] += kvd_align_up(part[i].bytes, KVD_CACHE_LINE);
     }
-    return off;
 }
 
 uint64_t kv_map_bytes(const kv_params *p, bool resident)
 {
     kv_store unused;
+    uint64_t bytes[KV_N_REGION], sum = 0;
 
-    return kv_place_map(p, resident, &unused, NULL);
+    kv_place_map(p, resident, &unused, NULL, bytes);
+    for (uint32_t i = 0; i < KV_N_REGION; i++)
+        sum += bytes[i];
+    return sum + (p->device_steps ? bytes[KV_ARGS] + bytes[KV_FOUND] : 0); /* there twice */
 }
 
 /* Records that one call copies at most: a step's misses, or one layer of a sequence. */

@@ -138,6 +138,12 @@ kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd
     return s->be->ops->index_build(st, &a, err);
 }
 
+/* Otherwise all is forgotten on the device before a window is filled: kv_clear_windows(). */
+static bool host_has_maps(const kv_store *s)
+{
+    return s->params.sparse && !s->mirror[KV_ARGS].ptr;
+}
+
 /* ---- maps --------------------------------------------------------------------------- */
 
 void kv_map_block(kv_store *s, uint32_t seq, uint32_t b, bool host)
@@ -149,7 +155,7 @@ void kv_map_block(kv_store *s, uint32_t seq, uint32_t b, bool host)
     for (uint32_t i = 0; i < s->params.n_layer * s->params.n_kv_head; i++) {
         const uint64_t first = (kv_lane(s, seq, 0) + i) * s->n_chunk_max + at;
 
-        for (uint32_t c = 0; s->params.sparse && c < s->block_chunks; c++) {
+        for (uint32_t c = 0; host_has_maps(s) && c < s->block_chunks; c++) {
             s->ema[first + c]     = 0;
             s->slot_of[first + c] = KVD_SLOT_NONE;
         }

@@ -78,17 +78,25 @@ void kv_seq_restart(kv_store *s, uint32_t seq)
 }
 
 /* Forgets windows and averages of all layers: what a refill starts from. */
-void kv_clear_windows(kv_store *s, uint32_t seq)
+kvd_status kv_clear_windows(kv_store *s, kvd_stream *st, uint32_t seq, kvd_err *err)
 {
-    const uint32_t n_chunk = s->seq[seq].n_sealed / s->params.chunk_tokens;
+    const kvd_backend_ops *ops   = s->be->ops;
+    const kvd_mem         *map   = &s->region[KV_MAP];
+    const uint64_t         lanes = (uint64_t)s->params.n_layer * s->params.n_kv_head;
+    const uint64_t         pitch = s->n_chunk_max * sizeof(*s->ema);
+    const uint64_t         lane  = kv_lane(s, seq, 0);
+    /* on the host what is sealed later is cleared then; see kv_map_block() */
+    const uint64_t width = s->mirror[KV_ARGS].ptr
+                               ? pitch
+                               : s->seq[seq].n_sealed / s->params.chunk_tokens * sizeof(*s->ema);
+    const uint8_t *base  = map->ptr;
 
-    for (uint32_t i = 0; i < s->params.n_layer * s->params.n_kv_head; i++) {
-        const uint64_t lane = kv_lane(s, seq, 0) + i;
-
-        memset(s->ema + lane * s->n_chunk_max, 0, n_chunk * sizeof(*s->ema));
-        memset(s->slot_of + lane * s->n_chunk_max, 0xff, n_chunk * sizeof(*s->slot_of));
-        memset(s->chunk_of + lane * s->slots_max, 0xff, s->slots_max * sizeof(*s->chunk_of));
-    }
+    KVD_TRY(ops->fill(st, *map, (uint64_t)((uint8_t *)(s->ema + lane * s->n_chunk_max) - base),
+                      pitch, width, lanes, 0, err));
+    KVD_TRY(ops->fill(st, *map, (uint64_t)((uint8_t *)(s->slot_of + lane * s->n_chunk_max) - base),
+                      pitch, width, lanes, 0xff, err));
+    return ops->fill(st, *map, (uint64_t)((uint8_t *)(s->chunk_of + lane * s->slots_max) - base), 0,
+                     lanes * s->slots_max * sizeof(*s->chunk_of), 1, 0xff, err);
 }
 
 /* ---- where records lie -------------------------------------------------------------- */
@@ -354,7 +362,7 @@ static kvd_status host_select(kv_store *s, kvd_stream *st, const kv_query *q, kv
 
     for (uint32_t i = 0; i < q->n_row && q->layer == 0; i++) {
         if (kv_refills(&s->seq[q->seq[i]]))
-            kv_clear_windows(s, q->seq[i]);
+            KVD_TRY(kv_clear_windows(s, st, q->seq[i], err));
         s->counts.n_step++;
     }
     KVD_TRY(kv_tier_begin(s, q->layer, refill, err)); /* earlier steps' late records */
@@ -533,10 +541,13 @@ kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
 
 /* ---- looking in ---------------------------------------------------------------------- */
 
-void kv_set_tap(kv_store *s, kv_tap_fn fn, void *ctx)
+bool kv_set_tap(kv_store *s, kv_tap_fn fn, void *ctx)
 {
+    if (fn && s->mirror[KV_ARGS].ptr)
+        return false;
     s->tap     = fn;
     s->tap_ctx = ctx;
+    return true;
 }
 
 static void check_lane(const kv_store *s, const kv_seq *q, uint64_t lane)
@@ -555,7 +566,7 @@ static void check_lane(const kv_store *s, const kv_seq *q, uint64_t lane)
 
 void kv_check_windows(const kv_store *s)
 {
-    for (uint32_t i = 0; i < s->params.n_seq; i++) {
+    for (uint32_t i = 0; i < s->params.n_seq && !s->mirror[KV_ARGS].ptr; i++) {
         if (!kv_seq_sparse(s, i) || kv_refills(&s->seq[i]))
             continue;
         for (uint32_t l = 0; l < s->params.n_layer * s->params.n_kv_head; l++)

@@ -68,17 +68,28 @@ static kvd_status alloc_tables(kv_store *s, kvd_err *err)
     return KVD_OK;
 }
 
-static void place_lists(kv_store *s)
+/* Maps and lists: regions, mirrors, and the pointers into them. */
+static kvd_status open_regions(kv_store *s, kvd_err *err)
 {
-    const size_t n = (size_t)s->params.n_seq * 2 * s->blocks_max;
+    const kvd_backend_ops *ops    = s->be->ops;
+    const bool             mirror = s->params.device_steps && !s->be->unified;
+    uint64_t               bytes[KV_N_REGION];
 
-    s->lists       = s->shared.ptr;
-    s->stage_block = s->lists + n;
-    s->packed      = (uint8_t *)s->shared.ptr + kv_lists_bytes(&s->params);
+    kv_place_map(&s->params, s->sizes.resident, s, NULL, bytes);
+    for (uint32_t i = 0; i < KV_N_REGION; i++) {
+        const bool device = i == KV_MAP && (mirror || s->be->unified);
+
+        KVD_TRY(ops->mem_alloc(s->be, device ? KVD_MEM_DEVICE : KVD_MEM_PINNED, bytes[i],
+                               &s->region[i], err));
+        if (mirror && (i == KV_ARGS || i == KV_FOUND))
+            KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, bytes[i], &s->mirror[i], err));
+    }
+    kv_place_map(&s->params, s->sizes.resident, s, s->region, bytes);
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         s->seq[i].block  = s->lists + (size_t)i * 2 * s->blocks_max;
         s->seq[i].iblock = s->seq[i].block + s->blocks_max;
     }
+    return KVD_OK;
 }
 
 static void fill_stacks(kv_store *s)
@@ -107,10 +118,7 @@ static kvd_status alloc_memory(kv_store *s, kvd_err *err)
     s->stage_off  = s->window_off + z[KV_BUF_WINDOW];
     KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, s->stage_off + z[KV_BUF_STAGE], &s->pool, err));
     KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, z[KV_BUF_INDEX], &s->landmarks, err));
-    KVD_TRY(ops->mem_alloc(s->be, s->be->unified ? KVD_MEM_DEVICE : KVD_MEM_PINNED, z[KV_BUF_MAP],
-                           &s->map, err));
-    KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_PINNED, kv_shared_bytes(&s->params), &s->shared, err));
-    place_lists(s);
+    KVD_TRY(open_regions(s, err));
     return ops->mem_alloc(s->be, KVD_MEM_PINNED, z[KV_BUF_HOST], &s->host, err);
 }
 
@@ -175,7 +183,6 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     }
     layouts_init(s);
     fill_stacks(s);
-    kv_place_map(p, sizes.resident, s, s->map.ptr);
     place_windows(s, p);
     s->params.lane_tokens = NULL; /* borrowed for the call */
     st                    = kv_alone_open(s, err);
@@ -223,9 +230,11 @@ void kv_store_close(kv_store *s)
     kv_alone_close(s);
     s->be->ops->mem_free(s->be, &s->pool);
     s->be->ops->mem_free(s->be, &s->landmarks);
-    s->be->ops->mem_free(s->be, &s->map);
+    for (uint32_t i = 0; i < KV_N_REGION; i++) {
+        s->be->ops->mem_free(s->be, &s->region[i]);
+        s->be->ops->mem_free(s->be, &s->mirror[i]);
+    }
     s->be->ops->mem_free(s->be, &s->host);
-    s->be->ops->mem_free(s->be, &s->shared);
     kvd_free(s->seq);
     kvd_free(s->free_stack);
     kvd_free(s->ifree_stack);
@@ -355,7 +364,7 @@ kvd_kv_layout kv_layout(const kv_store *s, uint32_t layer)
 const uint64_t *kv_seq_blocks(const kv_store *s, uint32_t seq)
 {
     kvd_assert(seq < s->params.n_seq);
-    return s->seq[seq].block;
+    return kv_dev(s, s->seq[seq].block);
 }
 
 /* ---- looking in --------------------------------------------------------------------- */

@@ -103,6 +103,7 @@ static void write_rows(world *w, kv_store *s, uint32_t seq, const float *stamp, 
         k[i] = spread(stamp[i / row], i % HEAD, h, false);
         v[i] = spread(stamp[i / row], i % HEAD, h, true);
     }
+    assert_int_equal(kv_step_upload(s, w->st, NULL), KVD_OK);
     for (uint32_t il = 0; il < N_LAYER; il++) {
         kvd_kv_append_args a = { .n_seq    = 1,
                                  .n_token  = n,
@@ -202,7 +203,8 @@ static void run_step(world *w, kv_store *s, const uint32_t *seq, uint32_t n, con
 {
     const uint32_t row[N_SEQ] = { 0, 1, 2, 3 };
 
-    kv_step_begin(s, seq, row, n);
+    assert_int_equal(kv_step_begin(s, w->st, seq, row, n, NULL), KVD_OK);
+    assert_int_equal(kv_step_upload(s, w->st, NULL), KVD_OK);
     for (uint32_t il = 0; il < N_LAYER; il++) {
         const kv_query q = { .layer      = il,
                              .n_row      = n,
@@ -218,6 +220,7 @@ static void run_step(world *w, kv_store *s, const uint32_t *seq, uint32_t n, con
         assert_int_equal(kv_fetch(s, w->st, &q, NULL), KVD_OK);
         assert_int_equal(kv_attend(s, w->st, &q, NULL), KVD_OK);
     }
+    assert_int_equal(kv_step_join(s, w->st, NULL), KVD_OK);
     kv_step_end(s);
 }
 
@@ -345,7 +348,9 @@ static void world_open(world *w, kvd_dtype type, bool sparse, bool lanes)
         if (w->n_store == 2)
             z.device_bytes += (all.device_bytes - z.device_bytes) / 2;
         p.device_bytes = resident ? 0 : z.device_bytes;
+        w->be->unified = w->n_store < 3; /* they copy as if the device's memory were its own */
         assert_int_equal(kv_store_open(&w->store[w->n_store], w->be, &p, NULL), KVD_OK);
+        w->be->unified = true;
         assert_int_equal(kv_resident(w->store[w->n_store]), resident);
     }
 }

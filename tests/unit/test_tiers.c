@@ -17,6 +17,7 @@ enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420 }
 static kvd_err       err;
 static const char   *fast = "cpu"; /* --backend NAME: another in its place */
 static kvd_kv_record record;       /* of all sessions */
+static bool          apart; /* those with tiers copy as if the device's memory were its own */
 
 static kvd_model *open_model(const char *name, const char *backend)
 {
@@ -49,6 +50,7 @@ static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, ui
     p.n_logits  = N_BATCH;
     p.attention = a;
     p.kv_record = record;
+    m->be->unified = m->be->unified && !(apart && tiers);
     if (tiers) {
         uint64_t lo = 1, hi;
 
@@ -67,6 +69,7 @@ static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, ui
     }
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s", err.msg);
+    m->be->unified = m->be->unified || (apart && tiers);
     return s;
 }
 
@@ -368,6 +371,25 @@ static void test_zone_estimates(void **state)
     kvd_model_close(m);
 }
 
+/* The same where what the host writes is copied up and steps go without it. */
+static void test_same_text_apart(void **state)
+{
+    kvd_attention_params a = sparse(96, 2.0f), d = KVD_ATTENTION_PARAMS_INIT;
+    kvd_model           *m = open_model("qwen3", "cpu");
+
+    (void)state;
+    d.mode = KVD_ATTENTION_DENSE;
+    apart  = true;
+    same_text(m, &a);
+    same_text(m, &d);
+    record   = KVD_KV_RECORD_INT8;
+    a.attend = KVD_ATTEND_SELECTED;
+    same_text(m, &a);
+    record = KVD_KV_RECORD_SAME;
+    apart  = false;
+    kvd_model_close(m);
+}
+
 /* n caps that differ from lane to lane, or do not. */
 static uint32_t fill_caps(const kvd_model *m, float *cap, bool differ)
 {
@@ -664,6 +686,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_same_text_ref),
         cmocka_unit_test(test_same_text_packed),
         cmocka_unit_test(test_values),
+        cmocka_unit_test(test_same_text_apart),
         cmocka_unit_test(test_same_text_zone),
         cmocka_unit_test(test_zone_estimates),
         cmocka_unit_test(test_fallback),

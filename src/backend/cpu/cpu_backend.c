@@ -133,6 +133,18 @@ static kvd_status cpu_copy(kvd_stream *st, kvd_mem dst, uint64_t dst_off, kvd_me
     return KVD_OK;
 }
 
+static kvd_status cpu_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t pitch,
+                           uint64_t row_bytes, uint64_t n_row, uint8_t value, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    for (uint64_t i = 0; i < n_row; i++) {
+        kvd_assert(off + i * pitch + row_bytes <= mem.bytes);
+        memset((uint8_t *)mem.ptr + off + i * pitch, value, (size_t)row_bytes);
+    }
+    return KVD_OK;
+}
+
 /* ---- streams and events ---------------------------------------------------------- */
 
 static kvd_status cpu_stream_open(kvd_backend *b, kvd_stream **out, kvd_err *err)
@@ -237,8 +249,8 @@ static void cpu_close(kvd_backend *b)
     .stream_open = cpu_stream_open, .stream_close = cpu_stream_close,                             \
     .stream_sync = cpu_stream_sync, .event_open = cpu_event_open, .event_close = cpu_event_close, \
     .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_done = cpu_event_done,   \
-    .copy = cpu_copy, .graph_begin = cpu_graph_begin, .graph_end = cpu_graph_end,                 \
-    .graph_run = cpu_graph_run, .graph_close = cpu_graph_close
+    .copy = cpu_copy, .fill = cpu_fill, .graph_begin = cpu_graph_begin,                           \
+    .graph_end = cpu_graph_end, .graph_run = cpu_graph_run, .graph_close = cpu_graph_close
 
 const kvd_backend_ops cpu_ops = {
     CPU_COMMON_OPS,

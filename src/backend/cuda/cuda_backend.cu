@@ -182,6 +182,19 @@ static kvd_status cuda_copy(kvd_stream *st, kvd_mem dst, uint64_t dst_off, kvd_m
     return KVD_OK;
 }
 
+static kvd_status cuda_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t pitch,
+                            uint64_t row_bytes, uint64_t n_row, uint8_t value, kvd_err *err)
+{
+    if (n_row == 0 || row_bytes == 0)
+        return KVD_OK;
+    kvd_assert(off + (n_row - 1) * pitch + row_bytes <= mem.bytes);
+    cuda_enter(st);
+    CUDA_TRY(cudaMemset2DAsync((uint8_t *)mem.ptr + off, n_row > 1 ? pitch : row_bytes, value,
+                               row_bytes, n_row, st->s),
+             "fill", err);
+    return KVD_OK;
+}
+
 /* ---- streams and events ---------------------------------------------------------- */
 
 static kvd_status cuda_stream_open(kvd_backend *b, kvd_stream **out, kvd_err *err)
@@ -354,6 +367,7 @@ static kvd_backend_ops cuda_make_ops(void)
     t.event_wait    = cuda_event_wait;
     t.event_done    = cuda_event_done;
     t.copy          = cuda_copy;
+    t.fill          = cuda_fill;
     t.graph_begin   = cuda_graph_begin;
     t.graph_end     = cuda_graph_end;
     t.graph_run     = cuda_graph_run;
