@@ -184,8 +184,8 @@ void       engine_trace_close(kvd_session *s);
 kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err);
 /* Its pieces: the session's buffers as a run of n_token rows; K and V stored; exact attention. */
 model_run  engine_run_of(kvd_session *s, uint32_t n_token);
-kvd_status engine_append(const model_run *r, const kvd_kv_layout *layout, const kvd_kv_seq *part,
-                         uint32_t n_part, kvd_err *err);
+kvd_status engine_append(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
+                         const kvd_kv_seq *part, uint32_t n_part, kvd_err *err);
 kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
                        const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
                        kvd_err *err);

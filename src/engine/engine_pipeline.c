@@ -53,13 +53,13 @@ static uint32_t count_rows(const kvd_kv_seq *part, uint32_t n_part)
     return n;
 }
 
-kvd_status engine_append(const model_run *r, const kvd_kv_layout *layout, const kvd_kv_seq *part,
-                         uint32_t n_part, kvd_err *err)
+kvd_status engine_append(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
+                         const kvd_kv_seq *part, uint32_t n_part, kvd_err *err)
 {
     const kvd_kv_append_args a = {
         .n_seq    = n_part,
         .n_token  = count_rows(part, n_part),
-        .seq      = part,
+        .seq      = engine_dev(&s->buf, part),
         .kv       = *layout,
         .k_stride = (uint64_t)layout->n_kv_head * layout->head_dim,
         .v_stride = (uint64_t)layout->n_kv_head * layout->head_dim,
@@ -81,7 +81,7 @@ kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
               .n_seq      = n_part,
               .n_head     = hp->n_head,
               .n_token    = count_rows(part, n_part),
-              .seq        = part,
+              .seq        = engine_dev(&s->buf, part),
               .kv         = *layout,
               .q_stride   = stride,
               .out_stride = stride,
@@ -107,7 +107,7 @@ static kvd_status attend_dense(kvd_session *s, uint32_t layer, const model_run *
     if (n_part == 0)
         return KVD_OK;
     if (kv_resident(s->kv))
-        return engine_attn(s, r, layer, &layout, engine_dev(&s->buf, part), n_part, err);
+        return engine_attn(s, r, layer, &layout, part, n_part, err);
     for (uint32_t i = 0; i < n_part; i++) {
         kvd_kv_seq *p = &s->buf.view_part[i];
 
@@ -125,15 +125,18 @@ static kvd_status attend_sparse(kvd_session *s, uint32_t layer, const model_run 
 {
     const model_hparams *hp     = model_get_hparams(s->model->net);
     const uint64_t       stride = (uint64_t)hp->n_head * hp->head_dim;
-    const kv_query       q      = { .layer      = layer,
-                                    .n_row      = s->n_sparse,
-                                    .seq        = s->sparse_seq,
-                                    .row        = engine_dev(&s->buf, s->buf.sparse_row),
-                                    .q_stride   = stride,
-                                    .out_stride = stride,
-                                    .q          = r->q,
-                                    .out        = r->att,
-                                    .scale      = hp->attn_scale };
+    /* the host reads it, too, where it has a part in the step */
+    const uint32_t *row =
+        kv_step_alone(s->kv) ? engine_dev(&s->buf, s->buf.sparse_row) : s->buf.sparse_row;
+    const kv_query q = { .layer      = layer,
+                         .n_row      = s->n_sparse,
+                         .seq        = s->sparse_seq,
+                         .row        = row,
+                         .q_stride   = stride,
+                         .out_stride = stride,
+                         .q          = r->q,
+                         .out        = r->att,
+                         .scale      = hp->attn_scale };
 
     KVD_TRY(kv_select(s->kv, r->stream, &q, err));
     KVD_TRY(kv_fetch(s->kv, r->stream, &q, err));
@@ -282,7 +285,7 @@ static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run
     uint64_t            t1;
 
     KVD_TRY(model_qkv(net, layer, r, err));
-    KVD_TRY(engine_append(r, &layout, engine_dev(&s->buf, s->buf.part), s->n_part, err));
+    KVD_TRY(engine_append(s, r, &layout, s->buf.part, s->n_part, err));
     kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
     KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));
     t1 = kvd_trace_now(s->trace);

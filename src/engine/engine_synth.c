@@ -53,10 +53,10 @@ static kvd_status fill_layer(synth *y, uint32_t layer, const kvd_kv_layout *layo
         model_run        r    = engine_run_of(s, n);
 
         fill_rows(y, n);
-        r.k            = y->k;
-        r.v            = y->v;
-        s->buf.part[0] = part;
-        KVD_TRY(engine_append(&r, layout, s->buf.part, 1, err));
+        r.k                = y->k;
+        r.v                = y->v;
+        s->buf.out_part[0] = part; /* which is read where it is */
+        KVD_TRY(engine_append(s, &r, layout, s->buf.out_part, 1, err));
         KVD_TRY(r.ops->stream_sync(r.stream, err)); /* before rows are made anew */
         done += n;
     }

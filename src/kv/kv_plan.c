@@ -170,14 +170,11 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
     const uint64_t host  = resident ? 0 : lanes * chunks;
     const uint64_t row   = p->sparse ? (uint64_t)p->n_seq * p->n_kv_head : 0;
     /* where all is resident packed records are still made and unpacked, a block at a time */
-    const uint64_t block  = p->record == KVD_RECORD_RAW
-                                ? 0
-                                : (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
-    const uint64_t copies = resident ? block : kv_copies_max(p);
+    const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
+    const uint64_t packed = p->record != KVD_RECORD_RAW;
+    const uint64_t copies = resident ? packed * block : kv_copies_max(p);
     const uint64_t late   = resident ? 0 : step_copies(p);
-    const uint64_t unpack = p->record == KVD_RECORD_RAW ? 0 : copies;
     const uint32_t group  = p->n_head / p->n_kv_head;
-    const uint64_t cells  = p->zone_tokens ? chunks * p->chunk_tokens / p->zone_tokens : 0;
     const uint64_t zone   = p->zone_tokens ? p->n_seq : 0;
     const uint64_t times  = p->device_steps ? p->n_layer : 1;
     kv_step       *t      = &s->step;
@@ -211,7 +208,8 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
         { (void **)&t->zone_lse, zone ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
         { (void **)&t->zone, zone * sizeof(*t->zone), KV_LISTS },
-        { (void **)&t->left, 2 * row * cells, KV_LISTS },
+        { (void **)&t->left, zone ? 2 * row * (chunks * p->chunk_tokens / p->zone_tokens) : 0,
+          KV_LISTS },
         { (void **)&t->score, 4 * row * chunks, KV_MAP },
         { (void **)&t->sel, 4 * row * slots, KV_MAP },
         { (void **)&t->fetch, 4 * times * row * slots, KV_MAP },
@@ -220,12 +218,12 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         { (void **)&t->sink, 8 * times * row * (p->n_sink / p->chunk_tokens), KV_ARGS },
         { (void **)&t->near, 8 * row * slots, KV_MAP },
         { (void **)&t->urgent, 8 * row * slots, KV_MAP },
-        { (void **)&t->list[0].param, 8 * unpack, KV_LISTS },
-        { (void **)&t->list[0].number, 4 * unpack, KV_LISTS },
+        { (void **)&t->list[0].param, 8 * packed * copies, KV_LISTS },
+        { (void **)&t->list[0].number, 4 * packed * copies, KV_LISTS },
         { (void **)&t->list[0].src, 8 * copies, KV_LISTS },
         { (void **)&t->list[0].dst, 8 * copies, KV_LISTS },
-        { (void **)&t->list[1].param, p->record == KVD_RECORD_RAW ? 0 : 8 * late, KV_LISTS },
-        { (void **)&t->list[1].number, p->record == KVD_RECORD_RAW ? 0 : 4 * late, KV_LISTS },
+        { (void **)&t->list[1].param, 8 * packed * late, KV_LISTS },
+        { (void **)&t->list[1].number, 4 * packed * late, KV_LISTS },
         { (void **)&t->list[1].src, 8 * late, KV_LISTS },
         { (void **)&t->list[1].dst, 8 * late, KV_LISTS },
         { (void **)&t->pack, 3 * 8 * (uint64_t)p->n_kv_head, KV_LISTS },

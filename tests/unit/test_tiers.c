@@ -11,13 +11,13 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "support/split.h"
 
 enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420 };
 
 static kvd_err       err;
 static const char   *fast = "cpu"; /* --backend NAME: another in its place */
 static kvd_kv_record record;       /* of all sessions */
-static bool          apart; /* those with tiers copy as if the device's memory were its own */
 
 static kvd_model *open_model(const char *name, const char *backend)
 {
@@ -50,7 +50,6 @@ static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, ui
     p.n_logits  = N_BATCH;
     p.attention = a;
     p.kv_record = record;
-    m->be->unified = m->be->unified && !(apart && tiers);
     if (tiers) {
         uint64_t lo = 1, hi;
 
@@ -69,7 +68,6 @@ static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, ui
     }
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s", err.msg);
-    m->be->unified = m->be->unified || (apart && tiers);
     return s;
 }
 
@@ -371,22 +369,22 @@ static void test_zone_estimates(void **state)
     kvd_model_close(m);
 }
 
-/* The same where what the host writes is copied up and steps go without it. */
-static void test_same_text_apart(void **state)
+/* The same on a device whose memory the host cannot touch. */
+static void test_same_text_split(void **state)
 {
     kvd_attention_params a = sparse(96, 2.0f), d = KVD_ATTENTION_PARAMS_INIT;
     kvd_model           *m = open_model("qwen3", "cpu");
 
     (void)state;
     d.mode = KVD_ATTENTION_DENSE;
-    apart  = true;
+    split_begin(m->be);
     same_text(m, &a);
     same_text(m, &d);
     record   = KVD_KV_RECORD_INT8;
     a.attend = KVD_ATTEND_SELECTED;
     same_text(m, &a);
     record = KVD_KV_RECORD_SAME;
-    apart  = false;
+    split_end(m->be);
     kvd_model_close(m);
 }
 
@@ -586,6 +584,19 @@ static void test_sequences_do_not_mix(void **state)
     kvd_model_close(m);
 }
 
+/* Sequences that come and go there, batches in any order, rows without logits. */
+static void test_split_sequences(void **state)
+{
+    kvd_model *m = open_model("llama", "cpu");
+
+    (void)state;
+    split_begin(m->be);
+    do_not_mix(m, 0);
+    do_not_mix(m, 8);
+    split_end(m->be);
+    kvd_model_close(m);
+}
+
 static bool stop_late(void *ctx, uint64_t done, uint64_t total)
 {
     (void)ctx;
@@ -686,12 +697,13 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_same_text_ref),
         cmocka_unit_test(test_same_text_packed),
         cmocka_unit_test(test_values),
-        cmocka_unit_test(test_same_text_apart),
+        cmocka_unit_test(test_same_text_split),
         cmocka_unit_test(test_same_text_zone),
         cmocka_unit_test(test_zone_estimates),
         cmocka_unit_test(test_fallback),
         cmocka_unit_test(test_whole_budget_is_dense),
         cmocka_unit_test(test_sequences_do_not_mix),
+        cmocka_unit_test(test_split_sequences),
         cmocka_unit_test(test_canceled_prompt),
         cmocka_unit_test(test_set_attention),
     };
