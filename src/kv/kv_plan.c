@@ -167,7 +167,6 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
     const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
     const uint64_t slots = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
     const uint64_t index = p->sparse ? lanes * chunks : 0;
-    const uint64_t host  = resident ? 0 : lanes * chunks;
     const uint64_t row   = p->sparse ? (uint64_t)p->n_seq * p->n_kv_head : 0;
     /* where all is resident packed records are still made and unpacked, a block at a time */
     const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
@@ -190,7 +189,7 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         { (void **)&s->slot_of, 2 * index, KV_MAP },
         { (void **)&s->chunk_of, 4 * lanes * slots, KV_MAP },
         { (void **)&s->stamp, 4 * lanes * slots, KV_MAP },
-        { (void **)&s->host_of, 4 * host, KV_LISTS },
+        { (void **)&s->host_of, resident ? 0 : 4 * lanes * chunks, KV_LISTS },
         { (void **)&s->lane_slots, 4 * lanes / p->n_seq, KV_LISTS },
         { (void **)&s->cap, 4 * lanes, KV_ARGS },
         { (void **)&s->lane_at, resident ? 0 : 8 * lanes, KV_ARGS },
