@@ -133,6 +133,7 @@ static void test_what_is_wrong_is_named(void **state)
     expect(t, "[20,", "[20, 3,", "urgent");
     expect(t, "[900, 500,", "[900, null,", "late");
     expect(t, "\"late\":", "\"later\":", "late is missing");
+    plan_file_free(&f);
     kvd_buf_printf(&b, "%.*s\"host\": null}", (int)(strstr(t, "\"host\"") - t), t);
     assert_int_equal(plan_file_read(&f, b.data, b.len, &key, &err), KVD_E_CORRUPT);
     assert_non_null(strstr(err.msg, "host"));
