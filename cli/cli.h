@@ -107,10 +107,17 @@ json_t *cli_stats_json(const kvd_session *s, const kvd_plan *plan);
 /* What a plan file for this model belongs to. */
 void cli_plan_key(plan_key *k, const kvd_model *m, const kvd_session_params *p, const char *index,
                   uint64_t budget);
-/* --plan: its caps to *caps and from there to *a, which borrows them; without the option, NULL. The
- * caller frees them. */
-kvd_status cli_plan_apply(float **caps, kvd_attention_params *a, const kvd_session_params *p,
+typedef struct cli_plan_use { /* what --plan gave; zeros without it */
+    float      *caps;         /* [n_layer][n_kv_head] */
+    uint32_t   *records;      /* [n_layer][n_kv_head] host records; NULL: all lanes have the same */
+    plan_shares shares;       /* where the host tier spills and the plan has tables for it */
+    bool        has_shares;
+} cli_plan_use;
+/* --plan: its caps to *a and its host records to *p, both of which borrow them; the caller releases
+ * them, after failure, too. */
+kvd_status cli_plan_apply(cli_plan_use *out, kvd_attention_params *a, kvd_session_params *p,
                           const kvd_model *m, const kvd_opts *o, kvd_err *err);
+void       cli_plan_release(cli_plan_use *plan);
 /* A session as cli_session_params() and --plan have it; plan NULL: not wanted. */
 kvd_status cli_session_open(kvd_session **out, kvd_plan *plan, kvd_model *m, kvd_session_params *p,
                             kvd_attention_params *a, const kvd_opts *o, kvd_err *err);

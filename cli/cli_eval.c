@@ -21,7 +21,7 @@ typedef struct job {
     eval_data            data;
     kvd_session_params   params; /* as the command line has them */
     kvd_attention_params base;
-    float               *caps; /* of --plan, or NULL */
+    cli_plan_use         plan; /* of --plan */
     eval_configs         configs;
     const eval_task     *task[EVAL_MAX_TASK];
     uint32_t             n_task, n_sample, length;
@@ -223,8 +223,6 @@ static kvd_status open_session(job *j, kvd_err *err)
     kvd_session_params   p = j->params;
     kvd_attention_params widest;
 
-    if (p.n_ctx == 0)
-        p.n_ctx = j->length;
     if (p.n_ctx < j->length)
         return kvd_fail(err, KVD_E_INVAL, 0, "--length %u is more than the context -c %u",
                         j->length, p.n_ctx);
@@ -280,10 +278,12 @@ static kvd_status run_job(job *j, kvd_err *err)
     j->n_sample = (uint32_t)kvd_opts_int(j->o, "samples");
     j->seed     = seed < 0 ? DEFAULT_SEED : (uint64_t)seed;
     KVD_TRY(cli_session_params(&j->params, &j->base, j->o, err));
+    if (j->params.n_ctx == 0)
+        j->params.n_ctx = j->length;
     KVD_TRY(open_data(j, err));
     KVD_TRY(choose_tasks(j, err));
     KVD_TRY(open_model(j, err));
-    KVD_TRY(cli_plan_apply(&j->caps, &j->base, &j->params, j->m, j->o, err));
+    KVD_TRY(cli_plan_apply(&j->plan, &j->base, &j->params, j->m, j->o, err));
     KVD_TRY(eval_configs_open(&j->configs, &j->base, j->o, err));
     if (kvd_opts_flag(j->o, "generate-only"))
         return print_samples(j, err);
@@ -316,7 +316,7 @@ int cli_eval(const kvd_opts *o)
     kvd_model_close(j.m);
     eval_data_close(&j.data);
     eval_configs_close(&j.configs);
-    kvd_free(j.caps);
+    cli_plan_release(&j.plan);
     kvd_free(j.table.score);
     kvd_free(j.table.counts);
     return st == KVD_OK ? EXIT_OK : cli_fail(&err);

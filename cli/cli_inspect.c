@@ -175,13 +175,34 @@ static void plan_tiers(const kvd_plan *p, bool cached)
                               : "all records");
 }
 
+static void plan_shares_row(const plan_shares *s)
+{
+    if (s->by_stalls)
+        printf(
+            "  %-14s %u to %u records for a layer and KV head, by the plan's profile: %.2f ms of "
+            "disk reads a step, %.2f ms if all had the same\n",
+            "shared", s->least, s->most, s->shared_ns / 1e6, s->equal_ns / 1e6);
+    else
+        printf("  %-14s %u records for each layer and KV head: the plan's profile sees no better\n",
+               "shared", s->least);
+}
+
+static void plan_shares_json(const plan_shares *s)
+{
+    printf(",\"host_shares\":{\"by_stalls\":%s,\"least_records\":%u,\"most_records\":%u,"
+           "\"read_ns\":%.0f,\"equal_read_ns\":%.0f,\"urgent_reads\":%.4f,\"late_reads\":%.4f,"
+           "\"equal_urgent_reads\":%.4f,\"equal_late_reads\":%.4f}",
+           s->by_stalls ? "true" : "false", s->least, s->most, s->shared_ns, s->equal_ns,
+           s->shared_urgent, s->shared_late, s->equal_urgent, s->equal_late);
+}
+
 int cli_plan(const kvd_opts *o)
 {
-    kvd_plan             p    = { .struct_size = sizeof(p) };
-    kvd_model_info       i    = { .struct_size = sizeof(i) };
-    kvd_model           *m    = NULL;
-    kvd_err              err  = { 0 };
-    float               *caps = NULL;
+    kvd_plan             p   = { .struct_size = sizeof(p) };
+    kvd_model_info       i   = { .struct_size = sizeof(i) };
+    kvd_model           *m   = NULL;
+    kvd_err              err = { 0 };
+    cli_plan_use         use = { 0 };
     char                 n[32];
     kvd_session_params   sp;
     kvd_attention_params sa;
@@ -190,12 +211,12 @@ int cli_plan(const kvd_opts *o)
     if (st == KVD_OK)
         st = cli_session_params(&sp, &sa, o, &err);
     if (st == KVD_OK)
-        st = cli_plan_apply(&caps, &sa, &sp, m, o, &err);
+        st = cli_plan_apply(&use, &sa, &sp, m, o, &err);
     if (st == KVD_OK)
         st = kvd_session_plan(m, &sp, &p, &err);
     if (st == KVD_OK)
         kvd_model_get_info(m, &i);
-    kvd_free(caps);
+    cli_plan_release(&use); /* but for the numbers of its shares */
     kvd_model_close(m);
     if (st != KVD_OK)
         return cli_fail(&err);
@@ -210,15 +231,20 @@ int cli_plan(const kvd_opts *o)
                ",\"kv_host_bytes\":%" PRIu64 ",\"kv_raw_bytes\":%" PRIu64
                ",\"kv_window_bytes\":%" PRIu64 ",\"kv_stage_bytes\":%" PRIu64
                ",\"kv_index_bytes\":%" PRIu64 ",\"kv_zone_bytes\":%" PRIu64
-               ",\"kv_map_bytes\":%" PRIu64 "}\n",
+               ",\"kv_map_bytes\":%" PRIu64,
                p.kv_resident ? "true" : "false", p.window_tokens, p.kv_device_bytes,
                p.kv_host_bytes, p.kv_raw_bytes, p.kv_window_bytes, p.kv_stage_bytes,
                p.kv_index_bytes, p.kv_zone_bytes, p.kv_map_bytes);
+        if (use.has_shares)
+            plan_shares_json(&use.shares);
+        printf("}\n");
         return p.total_bytes > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
     }
     printf("context %s tokens, batches of %u\n\n", cli_grouped(p.n_ctx, n), p.n_batch);
     plan_row("weights", p.weight_bytes, "the model file, mapped or copied (--weights)");
     plan_tiers(&p, sp.cache_dir != NULL);
+    if (use.has_shares)
+        plan_shares_row(&use.shares);
     plan_row("scratch", p.scratch_bytes, "activations, logits, kernel buffers");
     plan_row("tables", p.host_bytes, "tokenizer, metadata");
     plan_row("in all", p.total_bytes, "");

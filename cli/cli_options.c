@@ -70,7 +70,7 @@ const kvd_opt cli_options[] = {
     { "plan", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM,
       CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PLAN | CMD_EVAL | CMD_PROFILE,
       "a window for each layer and KV head, as kvdrive profile chose them for this model, in place "
-      "of --cap; its budget, too, without --budget" },
+      "of --cap, and its share of a host tier that spills; its budget, too, without --budget" },
     { "fetch", "", KVD_OPT_CHOICE, "deferred|strict", "deferred", NOLIM, EVAL,
       "deferred: a step waits for its most important misses only; strict: for all" },
     { "attend", "", KVD_OPT_CHOICE, "window|selected", "window", NOLIM, EVAL,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cli_plan_file.c - what a plan file belongs to, and --plan FILE: the caps of a profile. */
+/* cli_plan_file.c - what a plan file belongs to, and --plan FILE: the caps of a profile, and how
+ * lanes share a host tier that spills. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -68,47 +69,87 @@ static kvd_status read_plan(plan_file *f, const char *path, const kvd_attention_
     return st;
 }
 
-kvd_status cli_plan_apply(float **caps, kvd_attention_params *a, const kvd_session_params *p,
+static kvd_status take_caps(cli_plan_use *out, kvd_attention_params *a, const plan_file *f,
+                            kvd_err *err)
+{
+    const uint32_t n = f->key.n_layer * f->key.n_kv_head; /* at most PLAN_MAX_GROUP */
+
+    out->caps = kvd_calloc(n, sizeof(*out->caps));
+    if (!out->caps)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "--plan: no memory for %u caps", n);
+    for (uint32_t i = 0; i < n; i++)
+        out->caps[i] = (float)f->caps[i];
+    a->caps   = out->caps;
+    a->n_caps = n;
+    return KVD_OK;
+}
+
+/* Where the host tier has not room for all: shares by the profile's stalls.  A session that cannot
+ * be planned says why when it is opened. */
+static kvd_status share_host(cli_plan_use *out, const kvd_attention_params *a,
+                             kvd_session_params *p, const kvd_model *m, const plan_file *f,
+                             kvd_err *err)
+{
+    const uint32_t     n    = f->key.n_layer * f->key.n_kv_head;
+    kvd_session_params q    = *p;
+    kvd_plan           plan = { .struct_size = sizeof(plan) };
+    kvd_err            why  = { 0 };
+
+    q.attention = a;
+    if (f->n_size == 0 || kvd_session_plan(m, &q, &plan, &why) != KVD_OK || !plan.kv_spills)
+        return KVD_OK;
+    out->records = kvd_calloc(n, sizeof(*out->records));
+    if (!out->records)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "--plan: no memory for %u shares", n);
+    KVD_TRY(plan_file_share_host(f, plan.kv_host_records / plan.n_seq, plan.kv_lane_records,
+                                 out->records, &out->shares, err));
+    out->has_shares   = true;
+    p->host_records   = out->shares.by_stalls ? out->records : NULL;
+    p->n_host_records = n;
+    return KVD_OK;
+}
+
+kvd_status cli_plan_apply(cli_plan_use *out, kvd_attention_params *a, kvd_session_params *p,
                           const kvd_model *m, const kvd_opts *o, kvd_err *err)
 {
     const char *path = kvd_opts_text(o, "plan");
     plan_file   f    = { 0 };
-    uint32_t    n;
     kvd_status  st;
 
-    *caps = NULL;
+    *out = (cli_plan_use){ 0 };
     if (!path)
         return KVD_OK;
     st = read_plan(&f, path, a, p, m, err);
-    n  = f.key.n_layer * f.key.n_kv_head; /* at most PLAN_MAX_GROUP */
     if (st == KVD_OK)
         st = check_budget(a, &f, o, path, err);
-    if (st == KVD_OK) {
-        *caps = kvd_calloc(n, sizeof(**caps));
-        if (!*caps)
-            st = kvd_fail(err, KVD_E_NOMEM, 0, "%s: no memory for %u caps", path, n);
-    }
-    if (st == KVD_OK) {
-        for (uint32_t i = 0; i < n; i++)
-            (*caps)[i] = (float)f.caps[i];
-        a->caps   = *caps;
-        a->n_caps = n;
-    }
+    if (st == KVD_OK)
+        st = take_caps(out, a, &f, err);
+    if (st == KVD_OK)
+        st = share_host(out, a, p, m, &f, err);
     plan_file_free(&f);
     return st;
+}
+
+void cli_plan_release(cli_plan_use *plan)
+{
+    kvd_free(plan->caps);
+    kvd_free(plan->records);
+    plan->caps    = NULL;
+    plan->records = NULL;
 }
 
 kvd_status cli_session_open(kvd_session **out, kvd_plan *plan, kvd_model *m, kvd_session_params *p,
                             kvd_attention_params *a, const kvd_opts *o, kvd_err *err)
 {
-    float     *caps;
-    kvd_status st = cli_plan_apply(&caps, a, p, m, o, err);
+    cli_plan_use use;
+    kvd_status   st = cli_plan_apply(&use, a, p, m, o, err);
 
     if (st == KVD_OK && plan)
         st = kvd_session_plan(m, p, plan, err);
     if (st == KVD_OK)
         st = kvd_session_open(out, m, p, err);
-    a->caps = NULL;
-    kvd_free(caps);
+    a->caps         = NULL;
+    p->host_records = NULL;
+    cli_plan_release(&use);
     return st;
 }

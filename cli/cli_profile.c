@@ -31,6 +31,7 @@ typedef struct job {
     plan_result          planned;
     uint64_t             uniform; /* hits of the same cap everywhere, at no more memory */
     double               uniform_cap;
+    plan_shares          shares[ENGINE_PROFILE_SIZES]; /* of host tiers but the least and largest */
 } job;
 
 /* ---- running ------------------------------------------------------------------------- */
@@ -192,6 +193,44 @@ static kvd_status choose_caps(job *j, kvd_err *err)
     return plan_file_choose(&j->file, capacity, &j->planned, err);
 }
 
+/* ---- host tier ----------------------------------------------------------------------- */
+
+/* Reads from disk of the chosen caps. */
+static kvd_status fill_host(job *j, kvd_err *err)
+{
+    plan_file *f = &j->file;
+
+    KVD_TRY(plan_file_add_host(f, ENGINE_PROFILE_SIZES, err));
+    f->lane_records = engine_profile_records(j->profile, ENGINE_PROFILE_SIZES - 1);
+    for (uint32_t k = 0; k < ENGINE_PROFILE_SIZES; k++)
+        f->size[k] = engine_profile_records(j->profile, k);
+    for (uint32_t i = 0; i < j->r.n_layer * j->r.n_kv_head; i++) {
+        const uint32_t cap = index_of_cap(f->caps[i]);
+
+        for (uint32_t k = 0; k < f->n_size; k++) {
+            f->urgent[i * f->n_size + k] = j->r.lane[i].urgent_read[cap][k];
+            f->late[i * f->n_size + k]   = j->r.lane[i].late_read[cap][k];
+        }
+    }
+    return KVD_OK;
+}
+
+/* How lanes would share host tiers of these parts of all records. */
+static kvd_status share_hosts(job *j, kvd_err *err)
+{
+    const uint32_t n_lane = j->r.n_layer * j->r.n_kv_head;
+    uint32_t      *record = kvd_calloc(n_lane, sizeof(*record));
+    kvd_status     st     = KVD_OK;
+
+    if (!record)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "profile: no memory for %u shares", n_lane);
+    for (uint32_t k = 1; st == KVD_OK && k + 1 < j->file.n_size; k++)
+        st = plan_file_share_host(&j->file, (uint64_t)j->file.size[k] * n_lane,
+                                  j->file.lane_records, record, &j->shares[k], err);
+    kvd_free(record);
+    return st;
+}
+
 /* ---- saying so ----------------------------------------------------------------------- */
 
 static uint64_t selected(const job *j)
@@ -222,6 +261,20 @@ static double planned_percent(const job *j)
     return percent(j, j->planned.benefit / j->r.record_bytes);
 }
 
+static void print_hosts(const job *j)
+{
+    printf("\ndisk reads a step that the planned windows would leave, waited for + beside steps\n"
+           "%-10s %22s %22s %20s\n",
+           "host tier", "the same for all", "shared by stalls", "records of a lane");
+    for (uint32_t k = 1; k + 1 < j->file.n_size; k++) {
+        const plan_shares *s = &j->shares[k];
+
+        printf("%9.1f%% %10.2f + %9.2f %10.2f + %9.2f %11u to %u\n",
+               100.0 * j->file.size[k] / j->file.lane_records, s->equal_urgent, s->equal_late,
+               s->shared_urgent, s->shared_late, s->least, s->most);
+    }
+}
+
 static void print_table(const job *j)
 {
     printf("hits in %% of %" PRIu64 " selected chunks: %u text(s), %" PRIu64
@@ -250,6 +303,7 @@ static void print_table(const job *j)
            kvd_opts_text(j->o, "plan") ? "--plan" : "--cap", session_percent(j));
     printf("\nplanned caps in %.2f MiB: %.2f %% hits; the same cap everywhere (%g): %.2f %%\n",
            cli_mib(j->planned.cost), planned_percent(j), j->uniform_cap, percent(j, j->uniform));
+    print_hosts(j);
 }
 
 static void print_json(const job *j)
@@ -265,9 +319,19 @@ static void print_json(const job *j)
         printf("}");
     }
     printf("},\"planned_percent\":%.4f,\"planned_bytes\":%" PRIu64
-           ",\"uniform_percent\":%.4f,\"uniform_cap\":%g,\"session_percent\":%.4f}\n",
+           ",\"uniform_percent\":%.4f,\"uniform_cap\":%g,\"session_percent\":%.4f,\"host\":[",
            planned_percent(j), j->planned.cost, percent(j, j->uniform), j->uniform_cap,
            session_percent(j));
+    for (uint32_t k = 1; k + 1 < j->file.n_size; k++) {
+        const plan_shares *s = &j->shares[k];
+
+        printf("%s{\"records\":%u,\"by_stalls\":%s,\"least_records\":%u,\"most_records\":%u,"
+               "\"urgent_reads\":%.4f,\"late_reads\":%.4f,\"equal_urgent_reads\":%.4f,"
+               "\"equal_late_reads\":%.4f}",
+               k > 1 ? "," : "", j->file.size[k], s->by_stalls ? "true" : "false", s->least,
+               s->most, s->shared_urgent, s->shared_late, s->equal_urgent, s->equal_late);
+    }
+    printf("]}\n");
 }
 
 static kvd_status write_file(const char *path, const kvd_buf *b, kvd_err *err)
@@ -307,6 +371,8 @@ static kvd_status run(job *j, kvd_err *err)
     j->r.lane   = engine_profile_lanes(j->profile);
     j->r.budget = engine_profile_budget(j->profile);
     KVD_TRY(choose_caps(j, err));
+    KVD_TRY(fill_host(j, err));
+    KVD_TRY(share_hosts(j, err));
     return write_results(j, err);
 }
 

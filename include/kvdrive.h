@@ -313,6 +313,11 @@ typedef struct kvd_session_params {
      * attended at the latest; 0: 1; at most 64.  With 1 the text does not depend on where records
      * lie; with more it depends on the disk's speed. */
     uint32_t disk_lag;
+    /* Records that each layer and KV head, [layer][KV head], of a sequence may have in a host tier
+     * that has no room for all: for all sequences together at most kvd_plan.kv_host_records; NULL:
+     * all have the same.  Moves bytes, never changes text.  Read during the call */
+    const uint32_t *host_records;
+    uint32_t        n_host_records; /* layers times KV heads */
 } kvd_session_params;
 #define KVD_SESSION_PARAMS_INIT                   \
     {                                             \
@@ -339,8 +344,10 @@ typedef struct kvd_plan {
     uint64_t kv_map_bytes;    /* device: where chunks lie, averages, lists of a step */
     uint32_t window_tokens;   /* of a layer and KV head; 0: no sparse attention */
     bool     kv_spills; /* the host tier is smaller than what its tokens take: disk has the rest */
-    bool     kv_resident;   /* everything fits the device: a lower tier would add nothing */
-    uint64_t kv_zone_bytes; /* of kv_index_bytes: the estimation zone */
+    bool     kv_resident;     /* everything fits the device: a lower tier would add nothing */
+    uint64_t kv_zone_bytes;   /* of kv_index_bytes: the estimation zone */
+    uint64_t kv_host_records; /* that the host tier has room for; 0: there is none */
+    uint32_t kv_lane_records; /* that a layer and KV head of a sequence has at n_ctx */
 } kvd_plan;
 /* What kvd_session_open() would take, without allocating it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,

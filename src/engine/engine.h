@@ -196,7 +196,7 @@ kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
 kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
                              kvd_progress_fn fn, void *ctx, kvd_err *err);
 
-/* ---- profile (engine_profile.c, engine_profile_trace.c) ------------------------------- */
+/* ---- profile (engine_profile.c, _trace.c, _host.c) ------------------------------- */
 
 /* What steps select, and what windows would have held of it; counted in chunks per lane, a lane
  * being a (layer, KV head), over all steps but the first of each text. */
@@ -206,9 +206,12 @@ kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token,
 #define ENGINE_PROFILE_OPTIMUM 5u
 #define ENGINE_PROFILE_UNIONS  6u
 #define ENGINE_PROFILE_TOPS    6u
+#define ENGINE_PROFILE_SIZES   7u
 extern const float    engine_profile_cap[ENGINE_PROFILE_CAPS];     /* windows, in budgets */
 extern const uint32_t engine_profile_union[ENGINE_PROFILE_UNIONS]; /* selections */
 extern const float    engine_profile_top[ENGINE_PROFILE_TOPS];     /* ranks, in budgets */
+/* Host tiers, in sixteenths of a lane's records */
+extern const uint32_t engine_profile_size[ENGINE_PROFILE_SIZES];
 
 typedef struct engine_lane_profile {
     uint64_t n_select;                                          /* selected */
@@ -216,6 +219,10 @@ typedef struct engine_lane_profile {
     uint64_t union_hit[ENGINE_PROFILE_UNIONS];  /* in the union of the last selections */
     uint64_t union_size[ENGINE_PROFILE_UNIONS]; /* of those unions, summed over steps */
     uint64_t top_hit[ENGINE_PROFILE_TOPS];      /* ranked so high by the step before */
+    /* Misses of the session's policy that a host tier would have had to read from disk: those that
+     * a step waits for, first steps included, and those that travel beside it. */
+    uint64_t urgent_read[ENGINE_PROFILE_CAPS][ENGINE_PROFILE_SIZES];
+    uint64_t late_read[ENGINE_PROFILE_CAPS][ENGINE_PROFILE_SIZES];
 } engine_lane_profile;
 
 typedef struct engine_profile engine_profile;
@@ -227,6 +234,8 @@ void       engine_profile_close(engine_profile *p); /* before the session; NULL 
 kvd_status                 engine_profile_end(engine_profile *p, kvd_err *err);
 const engine_lane_profile *engine_profile_lanes(const engine_profile *p);  /* [layer][KV head] */
 uint32_t                   engine_profile_budget(const engine_profile *p); /* chunks, last text */
+/* Of a lane of the session's context, in the host tier of a size. */
+uint32_t engine_profile_records(const engine_profile *p, uint32_t size);
 
 /* ---- sampler (engine_sampler.c) --------------------------------------------------- */
 

@@ -27,6 +27,7 @@ struct engine_profile {
     kvd_session         *s;
     engine_lane_profile *lane;
     engine_trace         trace;
+    engine_host_tiers    host;
     kvd_err              err; /* of a step; the first one stays */
     bool                 failed;
 
@@ -142,8 +143,14 @@ static kvd_status follow(engine_profile *p, const kv_tap_lane *l, uint32_t lane,
     }
     KVD_TRY(p->s->model->be->ops->window(p->s->model->stream, &a, err));
     KVD_TRY(p->s->model->be->ops->stream_sync(p->s->model->stream, err));
-    for (uint32_t c = 0; c < ENGINE_PROFILE_CAPS && l->step > 0; c++)
-        p->lane[lane].hit[policy][c] += result[c].n_hit;
+    for (uint32_t c = 0; c < ENGINE_PROFILE_CAPS; c++) {
+        p->lane[lane].hit[policy][c] += l->step > 0 ? result[c].n_hit : 0;
+        if (policy == (uint32_t)p->s->attention.params.evict)
+            engine_host_step(&p->host, lane, c, l->ema, l->n_chunk,
+                             p->fetch + (uint64_t)c * t->slots_max,
+                             p->s->attention.policy.strict ? result[c].n_miss : result[c].n_urgent,
+                             result[c].n_miss, &p->lane[lane]);
+    }
     return KVD_OK;
 }
 
@@ -177,6 +184,7 @@ static void start_lane(engine_profile *p, const kv_tap_lane *l, uint32_t lane, u
            t->n_start[lane] * sizeof(*t->start));
     for (uint32_t c = 0; c < ENGINE_PROFILE_CAPS; c++)
         p->slots[c] = engine_profile_slots(l->budget, c);
+    engine_host_start(&p->host, lane, l->n_chunk, p->order, n);
 }
 
 static void record(engine_profile *p, const kv_tap_lane *l, uint32_t lane, uint32_t n)
@@ -234,6 +242,7 @@ static void on_lane(void *ctx, const kv_tap_lane *l)
         p->score[c] = kvd_f32_to_f16(l->score[c] * KVD_EMA_SCALE);
     for (uint32_t policy = 0; policy < N_ONLINE && st == KVD_OK; policy++)
         st = follow(p, l, lane, policy, chosen, &p->err);
+    engine_host_end_step(&p->host, lane, l->n_chunk);
     p->failed = st != KVD_OK;
     if (l->step > 0)
         p->lane[lane].n_select += l->n_sel;
@@ -269,6 +278,10 @@ static bool arrays(engine_profile *p, bool release)
         { (void **)&p->chunk_of, windows * t->slots_max, 4 },
         { (void **)&p->stamp, windows * t->slots_max, 4 },
         { (void **)&p->place, lanes * chunks, 4 },
+        { (void **)&p->host.n_chunk, lanes, 4 },
+        { (void **)&p->host.held, lanes * ENGINE_PROFILE_CAPS * chunks, 2 },
+        { (void **)&p->host.rank, chunks, 8 },
+        { (void **)&p->host.read, chunks, 4 },
         { (void **)&p->order, chunks, 4 },
         { (void **)&p->spare, chunks, 4 },
         { (void **)&p->score, chunks, 2 },
@@ -341,8 +354,9 @@ kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_
     t->n_step_max = n_step;
     t->budget_max =
         (uint32_t)kvd_div_up(engine_attention_budget(&s->attention, s->params.n_ctx), chunk);
-    t->n_chunk_max = (uint32_t)kvd_align_up(s->params.n_ctx, KV_BLOCK_TOKENS) / chunk;
-    t->slots_max   = engine_profile_slots(t->budget_max, ENGINE_PROFILE_CAPS - 1);
+    t->n_chunk_max      = (uint32_t)kvd_align_up(s->params.n_ctx, KV_BLOCK_TOKENS) / chunk;
+    t->slots_max        = engine_profile_slots(t->budget_max, ENGINE_PROFILE_CAPS - 1);
+    p->host.n_chunk_max = t->n_chunk_max;
     if (t->slots_max >= KVD_SLOT_NONE)
         st = kvd_fail(err, KVD_E_INVAL, 0, "profile: a budget of %u chunks, at most %u",
                       t->budget_max, (KVD_SLOT_NONE - 1) / LARGEST);
@@ -400,4 +414,9 @@ const engine_lane_profile *engine_profile_lanes(const engine_profile *p)
 uint32_t engine_profile_budget(const engine_profile *p)
 {
     return p->slots[0];
+}
+
+uint32_t engine_profile_records(const engine_profile *p, uint32_t size)
+{
+    return engine_host_records(p->host.n_chunk_max, size);
 }

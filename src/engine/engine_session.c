@@ -83,6 +83,10 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
                         "most %u",
                         p->disk_lag, DISK_LAG_MAX);
     p->disk_lag = p->disk_lag ? p->disk_lag : 1;
+    if (p->host_records && p->n_host_records != hp->n_layer * hp->n_kv_head)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "host records for %u lanes; the model has %u layers x %u KV heads",
+                        p->n_host_records, hp->n_layer, hp->n_kv_head);
     return complete_chunks(p, err);
 }
 
@@ -132,6 +136,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .n_local      = p->n_local,
         .device_bytes = p->kv_device,
         .host_bytes   = p->kv_host,
+        .lane_host    = p->host_records,
         .sparse       = index,
         .index        = sh->attention.index,
         .zone_tokens  = index ? sh->attention.params.zone : 0,
@@ -220,6 +225,9 @@ static void plan_tiers(const kv_sizes *kv, const session_shape *sh, kvd_plan *ou
     out->kv_spills          = kv->spills;
     out->kv_bytes_per_token = kv->bytes_per_token;
     out->window_tokens      = sh->kv.window_tokens;
+    out->kv_host_records    = kv->n_host;
+    out->kv_lane_records =
+        (uint32_t)kvd_align_up(sh->p.n_ctx, KV_BLOCK_TOKENS) / sh->p.chunk_tokens;
 }
 
 static kvd_status fill_plan(const kvd_model *m, const session_shape *sh, kvd_plan *out,
@@ -334,12 +342,13 @@ static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh,
     s = kvd_calloc(1, sizeof(*s));
     if (!s)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory");
-    s->model  = m;
-    s->params = *p;
-    s->sparse = sh->kv.window_tokens > 0;
-    s->zone   = sh->kv.zone_tokens;
-    s->cached = p->cache_dir != NULL;
-    st        = open_parts(s, sh, &plan, err);
+    s->model               = m;
+    s->params              = *p;
+    s->params.host_records = NULL; /* borrowed for the call */
+    s->sparse              = sh->kv.window_tokens > 0;
+    s->zone                = sh->kv.zone_tokens;
+    s->cached              = p->cache_dir != NULL;
+    st                     = open_parts(s, sh, &plan, err);
     if (st != KVD_OK) {
         engine_session_close(s);
         return st;

@@ -51,6 +51,11 @@ typedef struct kv_params {
      * size. Read during plan and open */
     const uint32_t *lane_tokens;
 
+    /* [n_layer][n_kv_head] records that a lane of each sequence may have in the host tier where it
+     * spills: together, over all sequences, not more than it has room for (KVD_E_INVAL); NULL: all
+     * the same.  Read during plan and open */
+    const uint32_t *lane_host;
+
     /* A directory where blocks are kept beyond the process (sparse is then asked for, too). */
     const char *cache_dir;       /* NULL: none.  Read during open */
     uint8_t     fingerprint[32]; /* of everything that K and V and the index depend on */
@@ -85,6 +90,7 @@ typedef struct kv_sizes {
     uint64_t block_bytes;
     uint64_t n_block; /* of 256 tokens, of all sequences together */
     uint64_t n_raw;   /* of them raw at a time */
+    uint64_t n_host;  /* host records, of all sequences together */
     uint64_t bytes[KV_BUF_COUNT];
     uint64_t zone_bytes;               /* of KV_BUF_INDEX: the estimation zone */
     uint64_t device_bytes, host_bytes; /* sums */

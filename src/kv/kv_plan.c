@@ -105,6 +105,23 @@ static void fill_tiered(const kv_params *p, kv_sizes *z, uint64_t lanes)
         p->cache_dir && (p->lazy || (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes));
     if (z->spills && p->host_bytes)
         z->bytes[KV_BUF_HOST] = kvd_min_u64(p->host_bytes, z->bytes[KV_BUF_HOST]) / packed * packed;
+    z->n_host = z->bytes[KV_BUF_HOST] / packed;
+}
+
+/* What lanes may have is there. */
+static kvd_status check_shares(const kv_params *p, const kv_sizes *z, kvd_err *err)
+{
+    const uint64_t lanes = (uint64_t)p->n_layer * p->n_kv_head;
+    uint64_t       n     = 0;
+
+    for (uint64_t i = 0; z->spills && p->lane_host && i < lanes; i++)
+        n += p->lane_host[i];
+    if (n > z->n_host / p->n_seq)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "KV cache: layers and KV heads share out %" PRIu64
+                        " host records for each of %u sequence(s), the host tier has %" PRIu64,
+                        n, p->n_seq, z->n_host);
+    return KVD_OK;
 }
 
 static void sum(kv_sizes *z)
@@ -150,7 +167,7 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
         return refuse(z, "device", p->device_bytes, z->device_bytes, "--kv-device", err);
     if (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes)
         return refuse(z, "host", p->host_bytes, z->bytes[KV_BUF_HOST], "--kv-host", err);
-    return KVD_OK;
+    return check_shares(p, z, err);
 }
 
 /* ---- maps and lists ----------------------------------------------------------------- */

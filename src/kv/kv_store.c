@@ -190,6 +190,7 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
         st = kv_cache_open(s, err);
     if (st == KVD_OK)
         st = kv_tier_open(s, err);
+    s->params.lane_host = NULL;
     if (st != KVD_OK) {
         kv_store_close(s);
         return st;

@@ -3,9 +3,9 @@
  * the block store.
  *
  * Every sealed block is in the store and referenced, so it is not evicted there.  The host tier is
- * then an inclusive cache: a lane has a fixed share of it, filled as blocks are sealed, or by the
- * first read of all of them, and from then on by score: what was read from disk replaces what has a
- * lower average score.
+ * then an inclusive cache: a lane has a fixed share of it (all the same, or by lane_host), filled
+ * as blocks are sealed, or by the first read of all of them, and from then on by score: what was
+ * read from disk replaces what has a lower average score.
  *
  * A step reads its urgent misses at once and starts the others, a *flight*; it is waited for when
  * the lag-th step after it comes to the layer (the next one, unless --disk-lag is more).  With a
@@ -24,16 +24,21 @@
 
 #define READS_MAX 8192u /* of one batch; more go in several */
 
+typedef struct tier_lane {
+    uint32_t *list;  /* [quota] chunks that have a host record */
+    uint32_t  quota; /* host records at most */
+    uint32_t  n;     /* of list */
+} tier_lane;
+
 struct kv_tier {
-    uint32_t      quota;  /* host records of a lane */
-    uint32_t     *n_host; /* [lane] */
-    uint32_t     *list;   /* [lane][quota] chunks that have a host record */
-    kv_disk_unit *unit;   /* [n_seq][blocks_max] where a sealed block is; 0: not bound */
+    tier_lane    *lane;
+    uint32_t     *list; /* where lanes' lists lie, one behind the other */
+    kv_disk_unit *unit; /* [n_seq][blocks_max] where a sealed block is; 0: not bound */
     uint8_t      *in_unit;
     kvd_stream   *st;   /* of the step whose records are on their way */
     kv_arrival   *run;  /* [READS_MAX] what a batch reads */
     kv_disk_read *read; /* [READS_MAX] */
-    uint64_t     *rank; /* [n_chunk_max], and at least quota */
+    uint64_t     *rank; /* [n_chunk_max]; no quota is more */
     uint32_t      lag;
     uint64_t      n_start; /* flights so far */
     uint32_t     *turn;    /* [n_layer] steps so far */
@@ -72,17 +77,31 @@ uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_
 {
     const uint64_t blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
 
-    return sizeof(kv_tier) + kv_n_lane(p) * 4 + host_bytes / record_bytes * 4 +
+    return sizeof(kv_tier) + kv_n_lane(p) * sizeof(tier_lane) + host_bytes / record_bytes * 4 +
            p->n_seq * (blocks * (sizeof(kv_disk_unit) + 1) + 4) +
            READS_MAX * (sizeof(kv_disk_read) + sizeof(kv_arrival)) +
-           kvd_max_u64(host_bytes / record_bytes / kv_n_lane(p),
-                       blocks * (KV_BLOCK_TOKENS / p->chunk_tokens)) *
-               8 +
-           late_bytes(p) +
+           blocks * (KV_BLOCK_TOKENS / p->chunk_tokens) * 8 + late_bytes(p) +
            p->n_layer *
                (kv_tier_lag(p) * (sizeof(kv_flight) + arrivals_max(p) * sizeof(kv_arrival) +
                                   kv_disk_late_bytes(1, kv_tier_late_reads(p))) +
                 4);
+}
+
+/* Every lane's share, of a store whose host tier has room for all of them. */
+static void share_out(kv_store *s)
+{
+    const kv_params *p     = &s->params;
+    const uint64_t   lanes = kv_n_lane(p), each = lanes / p->n_seq;
+    kv_tier         *t    = s->tier;
+    uint32_t        *list = t->list;
+
+    for (uint64_t i = 0; i < lanes; i++) {
+        const uint64_t most = p->lane_host ? p->lane_host[i % each] : s->n_hrecord / lanes;
+
+        t->lane[i] = (tier_lane){ list, (uint32_t)kvd_min_u64(most, s->n_chunk_max), 0 };
+        list += t->lane[i].quota;
+    }
+    kvd_assert((uint64_t)(list - t->list) <= s->n_hrecord);
 }
 
 kvd_status kv_tier_open(kv_store *s, kvd_err *err)
@@ -98,26 +117,26 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t = s->tier = kvd_calloc(1, sizeof(*t));
     if (!t)
         return kvd_fail(err, KVD_E_NOMEM, 0, "disk tier: no memory");
-    t->quota        = (uint32_t)(s->n_hrecord / lanes);
     t->lag          = kv_tier_lag(p);
     flights         = (size_t)p->n_layer * t->lag;
     t->arrivals_max = arrivals_max(p);
-    t->n_host       = kvd_calloc(lanes, sizeof(*t->n_host));
-    t->list         = kvd_calloc(lanes * t->quota, sizeof(*t->list));
+    t->lane         = kvd_calloc(lanes, sizeof(*t->lane));
+    t->list         = kvd_calloc(s->n_hrecord, sizeof(*t->list));
     t->unit         = kvd_calloc(blocks, sizeof(*t->unit));
     t->in_unit      = kvd_calloc(blocks, sizeof(*t->in_unit));
     t->read         = kvd_calloc(READS_MAX, sizeof(*t->read));
     t->run          = kvd_calloc(READS_MAX, sizeof(*t->run));
-    t->rank         = kvd_calloc((size_t)kvd_max_u64(t->quota, s->n_chunk_max), sizeof(*t->rank));
+    t->rank         = kvd_calloc(s->n_chunk_max, sizeof(*t->rank));
     t->turn         = kvd_calloc(p->n_layer, sizeof(*t->turn));
     t->flight       = kvd_calloc(flights, sizeof(*t->flight));
     t->arrival      = kvd_calloc(flights * t->arrivals_max, sizeof(*t->arrival));
     t->late         = late ? kvd_calloc(late, 1) : NULL;
     t->lost         = kvd_calloc(p->n_seq, sizeof(*t->lost));
-    if (!t->n_host || !t->list || !t->unit || !t->in_unit || !t->read || !t->run || !t->rank ||
+    if (!t->lane || !t->list || !t->unit || !t->in_unit || !t->read || !t->run || !t->rank ||
         !t->turn || !t->flight || !t->arrival || !t->lost || (late && !t->late))
         return kvd_fail(err, KVD_E_NOMEM, 0, "disk tier: no memory for its tables");
     memset(t->lost, 0xff, p->n_seq * sizeof(*t->lost));
+    share_out(s);
     return KVD_OK;
 }
 
@@ -127,7 +146,7 @@ void kv_tier_close(kv_store *s)
 
     if (!t)
         return;
-    kvd_free(t->n_host);
+    kvd_free(t->lane);
     kvd_free(t->list);
     kvd_free(t->unit);
     kvd_free(t->in_unit);
@@ -148,12 +167,12 @@ void kv_tier_close(kv_store *s)
 /* A host record for a chunk, while the lane has a share left. */
 uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk)
 {
-    kv_tier *t = s->tier;
+    tier_lane *t = s->tier ? &s->tier->lane[lane] : NULL;
 
     if (t) {
-        if (t->n_host[lane] == t->quota)
+        if (t->n == t->quota)
             return KV_NO_HOST;
-        t->list[lane * t->quota + t->n_host[lane]++] = chunk;
+        t->list[t->n++] = chunk;
     }
     return s->hfree_stack[--s->n_hfree];
 }
@@ -161,46 +180,46 @@ uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk)
 /* Chunks from first on leave the lane's list; the caller gives back their records. */
 void kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first)
 {
-    kv_tier  *t    = s->tier;
-    uint32_t *list = t ? t->list + lane * t->quota : NULL;
-    uint32_t  n    = 0;
+    tier_lane *t = s->tier ? &s->tier->lane[lane] : NULL;
+    uint32_t   n = 0;
 
-    for (uint32_t i = 0; t && i < t->n_host[lane]; i++) {
-        if (list[i] < first)
-            list[n++] = list[i];
+    for (uint32_t i = 0; t && i < t->n; i++) {
+        if (t->list[i] < first)
+            t->list[n++] = t->list[i];
     }
     if (t)
-        t->n_host[lane] = n;
+        t->n = n;
 }
 
 void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, bool newest)
 {
-    kv_tier        *t    = s->tier;
-    uint32_t       *list = t->list + lane * t->quota, *host = s->host_of + lane * s->n_chunk_max;
-    const uint16_t *ema = s->ema + lane * s->n_chunk_max;
-    uint32_t        m   = 0, drop;
+    tier_lane      *t    = &s->tier->lane[lane];
+    uint64_t       *rank = s->tier->rank;
+    uint32_t       *host = s->host_of + lane * s->n_chunk_max;
+    const uint16_t *ema  = s->ema + lane * s->n_chunk_max;
+    uint32_t        m    = 0, drop;
 
-    for (uint32_t i = 0; i < t->n_host[lane]; i++)
-        t->rank[m++] = (uint64_t)ema[list[i]] << 32 | list[i];
+    for (uint32_t i = 0; i < t->n; i++)
+        rank[m++] = (uint64_t)ema[t->list[i]] << 32 | t->list[i];
     for (uint32_t c = first; c < end; c++)
-        t->rank[m++] = (uint64_t)(newest ? UINT16_MAX : ema[c]) << 32 | c;
+        rank[m++] = (uint64_t)(newest ? UINT16_MAX : ema[c]) << 32 | c;
     drop = m > t->quota ? m - t->quota : 0;
-    kvd_select_least(t->rank, m, drop);
+    kvd_select_least(rank, m, drop);
     for (uint32_t i = 0; i < drop; i++) {
-        uint32_t *of = &host[(uint32_t)t->rank[i]];
+        uint32_t *of = &host[(uint32_t)rank[i]];
 
         if (*of != KV_NO_HOST)
             s->hfree_stack[s->n_hfree++] = *of;
         *of = KV_NO_HOST;
     }
     for (uint32_t i = drop; i < m; i++) {
-        const uint32_t c = (uint32_t)t->rank[i];
+        const uint32_t c = (uint32_t)rank[i];
 
         if (host[c] == KV_NO_HOST)
             host[c] = s->hfree_stack[--s->n_hfree];
-        list[i - drop] = c;
+        t->list[i - drop] = c;
     }
-    t->n_host[lane] = m - drop;
+    t->n = m - drop;
 }
 
 /* A record that lies packed at an offset of the pool. */
@@ -215,26 +234,27 @@ static void keep_on_host(kv_store *s, uint64_t lane, uint32_t chunk, uint64_t at
  * with a lower average score. */
 static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t n)
 {
-    kv_tier        *t    = s->tier;
-    uint32_t       *list = t->list + lane * t->quota, *host = s->host_of + lane * s->n_chunk_max;
-    const uint16_t *ema = s->ema + lane * s->n_chunk_max;
+    tier_lane      *t    = &s->tier->lane[lane];
+    uint64_t       *rank = s->tier->rank;
+    uint32_t       *host = s->host_of + lane * s->n_chunk_max;
+    const uint16_t *ema  = s->ema + lane * s->n_chunk_max;
     uint32_t        m, k;
 
-    for (; n > 0 && t->n_host[lane] < t->quota; a++, n--)
+    for (; n > 0 && t->n < t->quota; a++, n--)
         keep_on_host(s, lane, a->chunk, kv_packed_at(s, a->at, 1), kv_tier_take(s, lane, a->chunk));
-    m = t->n_host[lane];
+    m = t->n;
     k = n < m ? n : m;
     for (uint32_t i = 0; i < m && k > 0; i++)
-        t->rank[i] = (uint64_t)ema[list[i]] << 32 | i;
-    kvd_select_least(t->rank, m, k);
+        rank[i] = (uint64_t)ema[t->list[i]] << 32 | i;
+    kvd_select_least(rank, m, k);
     for (uint32_t i = 0; i < k; i++) {
-        const uint32_t at = (uint32_t)t->rank[i], victim = list[at];
+        const uint32_t at = (uint32_t)rank[i], victim = t->list[at];
 
         if (ema[a[i].chunk] <= ema[victim])
             continue;
         keep_on_host(s, lane, a[i].chunk, kv_packed_at(s, a[i].at, 1), host[victim]);
         host[victim] = KV_NO_HOST;
-        list[at]     = a[i].chunk;
+        t->list[at]  = a[i].chunk;
     }
 }
 
@@ -243,7 +263,7 @@ static void admit(kv_store *s, const kv_arrival *a, uint32_t n)
     for (uint32_t first = 0, end; first < n; first = end) {
         for (end = first + 1; end < n && a[end].lane == a[first].lane; end++)
             ;
-        if (s->tier->quota > 0)
+        if (s->tier->lane[a[first].lane].quota > 0)
             admit_lane(s, a[first].lane, a + first, end - first);
     }
 }
@@ -368,12 +388,12 @@ uint32_t kv_seq_lost(const kv_store *s, uint32_t seq)
  * the latest chunks, which are selected most.  a lies packed. */
 static void keep_run(kv_store *s, const kv_arrival *a)
 {
-    const kv_tier  *t       = s->tier;
-    const uint32_t *host    = s->host_of + a->lane * s->n_chunk_max;
-    const uint32_t  n_chunk = s->seq[a->seq].n_sealed / s->params.chunk_tokens;
+    const tier_lane *t       = &s->tier->lane[a->lane];
+    const uint32_t  *host    = s->host_of + a->lane * s->n_chunk_max;
+    const uint32_t   n_chunk = s->seq[a->seq].n_sealed / s->params.chunk_tokens;
 
     for (uint32_t i = 0; i < a->n; i++) {
-        const uint32_t chunk = a->chunk + i, left = t->quota - t->n_host[a->lane];
+        const uint32_t chunk = a->chunk + i, left = t->quota - t->n;
 
         if (left > 0 && chunk + left >= n_chunk && host[chunk] == KV_NO_HOST)
             keep_on_host(s, a->lane, chunk, kv_packed_at(s, a->at, a->n) + i * s->packed_bytes,
@@ -699,6 +719,14 @@ void kv_tier_check(const kv_store *s)
     const kv_tier *t = s->tier;
     uint64_t       n = 0, n_late = 0;
 
+    for (uint64_t lane = 0; t && lane < kv_n_lane(&s->params); lane++) {
+        const tier_lane *l    = &t->lane[lane];
+        const uint32_t  *host = s->host_of + lane * s->n_chunk_max;
+
+        kvd_assert(l->n <= l->quota);
+        for (uint32_t i = 0; i < l->n; i++)
+            kvd_assert(l->list[i] < s->n_chunk_max && host[l->list[i]] != KV_NO_HOST);
+    }
     for (uint32_t i = 0; t && t->late && i < s->params.n_layer * t->lag; i++) {
         const kv_flight  *f = &t->flight[i];
         const kv_arrival *a = arrivals_of(t, f);

@@ -3,7 +3,8 @@
  * Pure: tables in, budgets out; no model, no device, no files.
  *
  *   knapsack   one option a group under a capacity: caps per (layer, KV head), or anything else
- *   balance    a host budget split into staging and cache by the stalls that each would save
+ *   balance    a host budget split into staging and cache by the stalls that each would save;
+ *              of plans, the shares that lanes have in a host tier
  *   file       what `kvdrive profile` measured and chose, as JSON bytes (reading and writing files
  *              is the caller's: os_file_replace())
  *
@@ -89,13 +90,21 @@ typedef struct plan_balance {
  * nanoseconds of stalls: what stalls most per byte gets memory first, staging as well as lanes. */
 kvd_status plan_balance_make(const plan_stalls *s, uint32_t *size, plan_balance *out, kvd_err *err);
 
-/* ---- plan file (plan_file.c) ----------------------------------------------------- */
+/* ---- plan file (plan_file.c, plan_host.c) -----------------------------------------------------
+ */
 
 #define PLAN_FILE_VERSION   1
 #define PLAN_FILE_MAX_BYTES (64u << 20)
 #define PLAN_MAX_DIM        (1u << 16)   /* of layers, heads, head size, caps */
 #define PLAN_MAX_TOKENS     (1ull << 40) /* of a budget */
 #define PLAN_NAME_BYTES     160u
+#define PLAN_MAX_RECORDS    (1u << 28)       /* of a lane */
+#define PLAN_MAX_READ_NS    1000000000000ull /* of a read */
+/* A read that is waited for takes the drive's latency: 97 us, median of 4,000 reads of 4 KiB, one
+ * by one with O_DIRECT, on a virtual machine's disk.  One beside steps takes its share of the
+ * drive: 4 KiB at the 0.35 GB/s that it reads with 32 in flight.  A plan file has its own. */
+#define PLAN_URGENT_NS 100000u
+#define PLAN_LATE_NS   12000u
 
 /* What a plan was made for; a plan for anything else is refused. */
 typedef struct plan_key {
@@ -114,11 +123,22 @@ typedef struct plan_file {
     uint64_t  capacity; /* what the caps were chosen under */
     uint32_t *caps;     /* [n_layer][n_kv_head] chosen, each one of cap */
     uint64_t  n_step;   /* decode steps profiled */
+
+    /* Reads from disk that a host tier of each size leaves, under the chosen caps; n_size 0: the
+     * profile has none. */
+    uint32_t  n_size;
+    uint32_t  lane_records;       /* of a lane in the profiled context */
+    uint32_t *size;               /* [n_size] of them in the host tier, ascending */
+    uint64_t  urgent_ns, late_ns; /* what one read that is waited for costs, and one beside steps */
+    uint64_t *urgent, *late;      /* [n_layer][n_kv_head][n_size] reads, whole profile run */
 } plan_file;
 
 /* Zeroed tables for the key; plan_file_free() after success and failure. */
 kvd_status plan_file_init(plan_file *f, const plan_key *key, uint32_t n_cap, kvd_err *err);
 void       plan_file_free(plan_file *f);
+/* Zeroed tables for n_size sizes of the host tier, with times of PLAN_URGENT_NS and PLAN_LATE_NS.
+ */
+kvd_status plan_file_add_host(plan_file *f, uint32_t n_size, kvd_err *err);
 /* Fills caps from the tables under a capacity. */
 kvd_status plan_file_choose(plan_file *f, uint64_t capacity, plan_result *out, kvd_err *err);
 /* Appends the file's text. */
@@ -128,5 +148,21 @@ kvd_status plan_file_write(const plan_file *f, kvd_buf *out, kvd_err *err);
  * than expected KVD_E_INVAL naming both.  expect NULL takes any. */
 kvd_status plan_file_read(plan_file *f, const char *text, size_t len, const plan_key *expect,
                           kvd_err *err);
+
+/* How a sequence's lanes share a host tier. */
+typedef struct plan_shares {
+    bool     by_stalls;         /* else all have the same: the profile sees no gain */
+    uint32_t least, most;       /* records of a lane */
+    double equal_ns, shared_ns; /* what the profile says of a step, if all had the same; as it is */
+    /* the same in reads: waited for, beside steps */
+    double equal_urgent, equal_late, shared_urgent, shared_late;
+} plan_shares;
+
+/* n_record host records for lanes that have lane_records each in this context: record [n_layer]
+ * [n_kv_head] receives as many as leave the fewest nanoseconds of stalls, by plan_balance_make();
+ * their sum is at most n_record.  Sizes are shares of the context, so the profiled one may have
+ * been another.  KVD_E_INVAL when the file has no tables for it. */
+kvd_status plan_file_share_host(const plan_file *f, uint64_t n_record, uint32_t lane_records,
+                                uint32_t *record, plan_shares *out, kvd_err *err);
 
 #endif

@@ -7,10 +7,13 @@
  *    "profiled_caps": [CAP], "capacity_bytes": N,
  *    "caps":    [layer][head] chosen,
  *    "benefit": [layer][head][profiled cap] bytes not transferred,
- *    "cost":    [layer][head][profiled cap] device bytes}
+ *    "cost":    [layer][head][profiled cap] device bytes,
+ *    "host": {"lane_records": N, "sizes": [RECORDS], "urgent_read_ns": N, "late_read_ns": N,
+ *             "urgent": [layer][head][size] reads, "late": likewise}}
  *
- * The reader takes exactly these fields: a field it does not know would be one it ignores.  The
- * text is from outside: jansson bounds its depth, this file everything else.  Any thread. */
+ * "host" may be missing.  The reader takes exactly these fields: a field it does not know would be
+ * one it ignores.  The text is from outside: jansson bounds its depth, this file everything else.
+ * Any thread. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
@@ -90,7 +93,26 @@ void plan_file_free(plan_file *f)
     kvd_free(f->benefit);
     kvd_free(f->cost);
     kvd_free(f->caps);
+    kvd_free(f->size);
+    kvd_free(f->urgent);
+    kvd_free(f->late);
     *f = (plan_file){ 0 };
+}
+
+kvd_status plan_file_add_host(plan_file *f, uint32_t n_size, kvd_err *err)
+{
+    const uint64_t n = n_pair(&f->key) * n_size;
+
+    kvd_assert(n_size > 0 && n_size <= PLAN_MAX_OPTION && f->n_size == 0);
+    f->n_size    = n_size;
+    f->urgent_ns = PLAN_URGENT_NS;
+    f->late_ns   = PLAN_LATE_NS;
+    f->size      = kvd_calloc(n_size, sizeof(*f->size));
+    f->urgent    = kvd_calloc(n, sizeof(*f->urgent));
+    f->late      = kvd_calloc(n, sizeof(*f->late));
+    return f->size && f->urgent && f->late
+               ? KVD_OK
+               : kvd_fail(err, KVD_E_NOMEM, 0, "plan: no memory for %" PRIu64 " table entries", n);
 }
 
 kvd_status plan_file_choose(plan_file *f, uint64_t capacity, plan_result *out, kvd_err *err)
@@ -135,7 +157,9 @@ static void put_row(kvd_buf *b, const uint64_t *wide, const uint32_t *narrow, ui
     kvd_buf_putc(b, ']');
 }
 
-static void put_table(kvd_buf *b, const char *name, const plan_file *f, const uint64_t *table)
+/* [n_layer][n_kv_head][n] */
+static void put_table(kvd_buf *b, const char *name, const plan_file *f, const uint64_t *table,
+                      uint32_t n)
 {
     const uint32_t n_head = f->key.n_kv_head;
 
@@ -144,11 +168,23 @@ static void put_table(kvd_buf *b, const char *name, const plan_file *f, const ui
         kvd_buf_puts(b, "  [");
         for (uint32_t h = 0; h < n_head; h++) {
             kvd_buf_puts(b, h ? ", " : "");
-            put_row(b, table + ((uint64_t)l * n_head + h) * f->n_cap, NULL, f->n_cap);
+            put_row(b, table + ((uint64_t)l * n_head + h) * n, NULL, n);
         }
         kvd_buf_puts(b, l + 1 < f->key.n_layer ? "],\n" : "]\n");
     }
     kvd_buf_puts(b, " ]");
+}
+
+static void put_host(kvd_buf *b, const plan_file *f)
+{
+    kvd_buf_printf(b, ",\n \"host\": {\"lane_records\": %u, \"sizes\": ", f->lane_records);
+    put_row(b, NULL, f->size, f->n_size);
+    kvd_buf_printf(b, ", \"urgent_read_ns\": %" PRIu64 ", \"late_read_ns\": %" PRIu64 ",\n",
+                   f->urgent_ns, f->late_ns);
+    put_table(b, "urgent", f, f->urgent, f->n_size);
+    kvd_buf_puts(b, ",\n");
+    put_table(b, "late", f, f->late, f->n_size);
+    kvd_buf_putc(b, '}');
 }
 
 static kvd_status check_values(const plan_file *f, kvd_err *err);
@@ -172,9 +208,11 @@ kvd_status plan_file_write(const plan_file *f, kvd_buf *out, kvd_err *err)
         put_row(out, NULL, f->caps + (uint64_t)l * k->n_kv_head, k->n_kv_head);
         kvd_buf_puts(out, l + 1 < k->n_layer ? ",\n" : "\n ],\n");
     }
-    put_table(out, "benefit", f, f->benefit);
+    put_table(out, "benefit", f, f->benefit, f->n_cap);
     kvd_buf_puts(out, ",\n");
-    put_table(out, "cost", f, f->cost);
+    put_table(out, "cost", f, f->cost, f->n_cap);
+    if (f->n_size > 0)
+        put_host(out, f);
     kvd_buf_puts(out, "\n}\n");
     return out->oom ? kvd_fail(err, KVD_E_NOMEM, 0, "plan: no memory for its text") : KVD_OK;
 }
@@ -222,11 +260,12 @@ static kvd_status get_u64(const json_t *v, const char *field, uint64_t most, uin
     return KVD_OK;
 }
 
-static kvd_status get_u32(const json_t *o, const char *field, uint32_t *out, kvd_err *err)
+static kvd_status get_u32(const json_t *o, const char *field, uint32_t most, uint32_t *out,
+                          kvd_err *err)
 {
     uint64_t n = 0;
 
-    KVD_TRY(get_u64(json_object_get(o, field), field, PLAN_MAX_DIM, &n, err));
+    KVD_TRY(get_u64(json_object_get(o, field), field, most, &n, err));
     *out = (uint32_t)n;
     return KVD_OK;
 }
@@ -262,8 +301,8 @@ static kvd_status get_row(const json_t *v, const char *field, uint64_t n, uint64
     return KVD_OK;
 }
 
-static kvd_status get_narrow(const json_t *v, const char *field, uint64_t n, uint32_t *out,
-                             kvd_err *err)
+static kvd_status get_narrow(const json_t *v, const char *field, uint64_t n, uint32_t most,
+                             uint32_t *out, kvd_err *err)
 {
     if (!array_of(v, n))
         return kvd_fail(err, KVD_E_CORRUPT, 0,
@@ -273,8 +312,29 @@ static kvd_status get_narrow(const json_t *v, const char *field, uint64_t n, uin
     for (uint64_t i = 0; i < n; i++) {
         uint64_t x = 0;
 
-        KVD_TRY(get_u64(json_array_get(v, i), field, PLAN_MAX_DIM, &x, err));
+        KVD_TRY(get_u64(json_array_get(v, i), field, most, &x, err));
         out[i] = (uint32_t)x;
+    }
+    return KVD_OK;
+}
+
+/* [n_layer][n_kv_head][n] */
+static kvd_status get_table(const plan_file *f, const json_t *o, const char *field, uint32_t n,
+                            uint64_t *out, kvd_err *err)
+{
+    const uint32_t n_head = f->key.n_kv_head;
+    const json_t  *table  = array_of(json_object_get(o, field), f->key.n_layer);
+
+    if (!table)
+        return bad(err, field, "is no array of n_layer rows");
+    for (uint32_t l = 0; l < f->key.n_layer; l++) {
+        const json_t *row = array_of(json_array_get(table, l), n_head);
+
+        if (!row)
+            return bad(err, field, "has a row that is no array of n_kv_head entries");
+        for (uint32_t h = 0; h < n_head; h++)
+            KVD_TRY(get_row(json_array_get(row, h), field, n, out + ((uint64_t)l * n_head + h) * n,
+                            err));
     }
     return KVD_OK;
 }
@@ -282,31 +342,56 @@ static kvd_status get_narrow(const json_t *v, const char *field, uint64_t n, uin
 static kvd_status get_tables(plan_file *f, const json_t *root, kvd_err *err)
 {
     const uint32_t n_layer = f->key.n_layer, n_head = f->key.n_kv_head;
-    const json_t  *caps    = array_of(json_object_get(root, "caps"), n_layer);
-    const json_t  *benefit = array_of(json_object_get(root, "benefit"), n_layer);
-    const json_t  *cost    = array_of(json_object_get(root, "cost"), n_layer);
+    const json_t  *caps = array_of(json_object_get(root, "caps"), n_layer);
 
-    if (!caps || !benefit || !cost)
-        return bad(err,
-                   !caps      ? "caps"
-                   : !benefit ? "benefit"
-                              : "cost",
-                   "is no array of n_layer rows");
-    for (uint32_t l = 0; l < n_layer; l++) {
-        const json_t *b = array_of(json_array_get(benefit, l), n_head);
-        const json_t *c = array_of(json_array_get(cost, l), n_head);
+    if (!caps)
+        return bad(err, "caps", "is no array of n_layer rows");
+    for (uint32_t l = 0; l < n_layer; l++)
+        KVD_TRY(get_narrow(json_array_get(caps, l), "caps", n_head, PLAN_MAX_DIM,
+                           f->caps + (uint64_t)l * n_head, err));
+    KVD_TRY(get_table(f, root, "benefit", f->n_cap, f->benefit, err));
+    return get_table(f, root, "cost", f->n_cap, f->cost, err);
+}
 
-        KVD_TRY(get_narrow(json_array_get(caps, l), "caps", n_head, f->caps + (uint64_t)l * n_head,
-                           err));
-        if (!b || !c)
-            return bad(err, !b ? "benefit" : "cost",
-                       "has a row that is no array of n_kv_head entries");
-        for (uint32_t h = 0; h < n_head; h++) {
-            const uint64_t at = ((uint64_t)l * n_head + h) * f->n_cap;
+static kvd_status get_host(plan_file *f, const json_t *o, size_t len, kvd_err *err)
+{
+    static const char *const name[] = { "lane_records", "sizes",  "urgent_read_ns",
+                                        "late_read_ns", "urgent", "late" };
+    const json_t            *size   = json_object_get(o, "sizes");
+    uint32_t                 n;
 
-            KVD_TRY(get_row(json_array_get(b, h), "benefit", f->n_cap, f->benefit + at, err));
-            KVD_TRY(get_row(json_array_get(c, h), "cost", f->n_cap, f->cost + at, err));
-        }
+    KVD_TRY(check_fields(o, "host", name, KVD_COUNTOF(name), err));
+    if (json_array_size(size) < 1 || json_array_size(size) > PLAN_MAX_OPTION)
+        return bad(err, "sizes", "is no array of 1 to 64 sizes");
+    n = (uint32_t)json_array_size(size);
+    if (n_pair(&f->key) * n > len / 4) /* as above */
+        return bad(err, "urgent", "has fewer entries than geometry and sizes ask for");
+    KVD_TRY(plan_file_add_host(f, n, err));
+    KVD_TRY(get_u32(o, "lane_records", PLAN_MAX_RECORDS, &f->lane_records, err));
+    KVD_TRY(get_narrow(size, "sizes", n, PLAN_MAX_RECORDS, f->size, err));
+    KVD_TRY(get_u64(json_object_get(o, "urgent_read_ns"), "urgent_read_ns", PLAN_MAX_READ_NS,
+                    &f->urgent_ns, err));
+    KVD_TRY(get_u64(json_object_get(o, "late_read_ns"), "late_read_ns", PLAN_MAX_READ_NS,
+                    &f->late_ns, err));
+    KVD_TRY(get_table(f, o, "urgent", n, f->urgent, err));
+    return get_table(f, o, "late", n, f->late, err);
+}
+
+static kvd_status check_host(const plan_file *f, kvd_err *err)
+{
+    if (f->n_size == 0)
+        return KVD_OK;
+    if (f->lane_records < 1 || f->lane_records > PLAN_MAX_RECORDS)
+        return bad(err, "lane_records", "is not from 1 to 2^28");
+    for (uint32_t k = 0; k < f->n_size; k++) {
+        if (f->size[k] > f->lane_records || (k > 0 && f->size[k] <= f->size[k - 1]))
+            return bad(err, "sizes", "do not ascend to lane_records at most");
+    }
+    if (f->urgent_ns > PLAN_MAX_READ_NS || f->late_ns > PLAN_MAX_READ_NS)
+        return bad(err, "the time of a read", "is more than 1,000 seconds");
+    for (uint64_t i = 0; i < n_pair(&f->key) * f->n_size; i++) {
+        if (f->urgent[i] > INT64_MAX || f->late[i] > INT64_MAX)
+            return bad(err, f->late[i] > INT64_MAX ? "late" : "urgent", "leaves 63 bits");
     }
     return KVD_OK;
 }
@@ -338,7 +423,7 @@ static kvd_status check_values(const plan_file *f, kvd_err *err)
         if (!kvd_add(cost, f->cost[g * f->n_cap + k], &cost) || cost > f->capacity)
             return bad(err, "caps", "cost more than capacity_bytes");
     }
-    return KVD_OK;
+    return check_host(f, err);
 }
 
 static kvd_status get_key(plan_key *k, const json_t *root, kvd_err *err)
@@ -347,10 +432,10 @@ static kvd_status get_key(plan_key *k, const json_t *root, kvd_err *err)
     const json_t            *g      = json_object_get(root, "geometry");
 
     KVD_TRY(check_fields(g, "geometry", part, KVD_COUNTOF(part), err));
-    KVD_TRY(get_u32(g, "n_layer", &k->n_layer, err));
-    KVD_TRY(get_u32(g, "n_kv_head", &k->n_kv_head, err));
-    KVD_TRY(get_u32(g, "head_dim", &k->head_dim, err));
-    KVD_TRY(get_u32(g, "chunk_tokens", &k->chunk_tokens, err));
+    KVD_TRY(get_u32(g, "n_layer", PLAN_MAX_DIM, &k->n_layer, err));
+    KVD_TRY(get_u32(g, "n_kv_head", PLAN_MAX_DIM, &k->n_kv_head, err));
+    KVD_TRY(get_u32(g, "head_dim", PLAN_MAX_DIM, &k->head_dim, err));
+    KVD_TRY(get_u32(g, "chunk_tokens", PLAN_MAX_DIM, &k->chunk_tokens, err));
     KVD_TRY(get_u64(json_object_get(root, "budget_tokens"), "budget_tokens", PLAN_MAX_TOKENS,
                     &k->budget, err));
     KVD_TRY(get_text(root, "model", k->fingerprint, sizeof(k->fingerprint), err));
@@ -403,15 +488,16 @@ static kvd_status check_version(const json_t *root, kvd_err *err)
 static kvd_status read_root(plan_file *f, const json_t *root, size_t len, const plan_key *expect,
                             kvd_err *err)
 {
-    static const char *const name[] = { "format",   "version",       "model",
-                                        "geometry", "index",         "budget_tokens",
-                                        "n_step",   "profiled_caps", "capacity_bytes",
-                                        "caps",     "benefit",       "cost" };
-    const json_t            *cap    = json_object_get(root, "profiled_caps");
-    plan_key                 key    = { 0 };
+    static const char *const name[] = {
+        "format",        "version",        "model", "geometry", "index", "budget_tokens", "n_step",
+        "profiled_caps", "capacity_bytes", "caps",  "benefit",  "cost",  "host"
+    }; /* optional */
+    const json_t *cap  = json_object_get(root, "profiled_caps");
+    const json_t *host = json_object_get(root, "host");
+    plan_key      key  = { 0 };
 
     KVD_TRY(check_version(root, err));
-    KVD_TRY(check_fields(root, "the file", name, KVD_COUNTOF(name), err));
+    KVD_TRY(check_fields(root, "the file", name, KVD_COUNTOF(name) - (host ? 0 : 1), err));
     KVD_TRY(get_key(&key, root, err));
     if (expect)
         KVD_TRY(compare_key(&key, expect, err));
@@ -421,11 +507,13 @@ static kvd_status read_root(plan_file *f, const json_t *root, size_t len, const 
     if (n_pair(&key) * json_array_size(cap) > len / 4)
         return bad(err, "benefit", "has fewer entries than geometry and profiled_caps ask for");
     KVD_TRY(plan_file_init(f, &key, (uint32_t)json_array_size(cap), err));
-    KVD_TRY(get_narrow(cap, "profiled_caps", f->n_cap, f->cap, err));
+    KVD_TRY(get_narrow(cap, "profiled_caps", f->n_cap, PLAN_MAX_DIM, f->cap, err));
     KVD_TRY(get_u64(json_object_get(root, "n_step"), "n_step", INT64_MAX, &f->n_step, err));
     KVD_TRY(get_u64(json_object_get(root, "capacity_bytes"), "capacity_bytes", INT64_MAX,
                     &f->capacity, err));
     KVD_TRY(get_tables(f, root, err));
+    if (host)
+        KVD_TRY(get_host(f, host, len, err));
     return check_values(f, err);
 }
 

@@ -180,6 +180,62 @@ out, want = json.load(sys.stdin), json.load(open(sys.argv[1]))["planned_percent"
 assert abs(out["session_percent"] - want) < 2, (out["session_percent"], want)
 ' "$tmp/json1" || fail "hits under a plan"
 
+# The host tier: tables in the plan, shares where it spills, the same text; without tables all lanes
+# have the same.
+n=$((n + 1))
+python3 - "$tmp" <<'PY' || fail "the tables of a host tier"
+import json, sys
+tmp = sys.argv[1]
+plan, out = json.load(open(tmp + "/plan1")), json.load(open(tmp + "/json1"))
+host = plan["host"]
+lane = host["lane_records"]
+assert lane == 2560 // 4, host
+assert host["sizes"] == [lane * k // 16 for k in (0, 1, 2, 4, 8, 12, 16)], host
+for table in host["urgent"], host["late"]:
+    for row in table:
+        for reads in row:
+            assert reads[0] > reads[3] >= reads[-1] == 0, reads
+# without a host tier all misses are read: those that are not hits, and the windows' first content
+misses = sum(r[0] for t in ("urgent", "late") for row in host[t] for r in row)
+hits = sum(plan["benefit"][l][h][plan["profiled_caps"].index(c)]
+           for l, row in enumerate(plan["caps"]) for h, c in enumerate(row))
+record = plan["cost"][0][0][0] // 24
+fill = 2 * 24 * sum(c for row in plan["caps"] for c in row)
+assert misses == out["selected"] - hits // record + fill, (misses, out["selected"], hits, fill)
+assert [h["records"] for h in out["host"]] == host["sizes"][1:-1]
+for h in out["host"]:
+    assert h["least_records"] <= h["records"] <= h["most_records"]
+    cost = lambda w: h[w + "urgent_reads"] * host["urgent_read_ns"] + \
+        h[w + "late_reads"] * host["late_read_ns"]
+    assert cost("") <= cost("equal_"), h
+assert any(h["by_stalls"] for h in out["host"])
+del plan["host"]
+json.dump(plan, open(tmp + "/equal", "w"))
+PY
+spill=(--kv-device 2000K --kv-host 400K)
+shares() {
+    "$kvd" plan "${model[@]}" -c 9000 -b 64 --attention sparse "$@" --json |
+        python3 -c '
+import json, sys
+print(json.load(sys.stdin).get("host_shares", {}).get("by_stalls"))'
+}
+[ "$(shares --plan "$tmp/plan1" "${spill[@]}" --cache-dir "$tmp/d")" = True ] || fail "no shares"
+[ "$(shares --plan "$tmp/plan1" --kv-device 2000K)" = None ] || fail "shares without a disk tier"
+[ "$(shares --plan "$tmp/equal" "${spill[@]}" --cache-dir "$tmp/d")" = None ] || fail "no tables"
+expect "shares" 0 'shared +[0-9]+ to [0-9]+ records .* ms if all had the same' plan "${model[@]}" \
+    -c 9000 -b 64 --attention sparse --plan "$tmp/plan1" "${spill[@]}" --cache-dir "$tmp/d"
+say=("$kvd" run "${model[@]}" -c 9000 -b 64 --attention sparse --raw -f "$tmp/prompt" -n 24)
+for plan in plan1 equal; do
+    n=$((n + 1))
+    rm -rf "$tmp/d"
+    "${say[@]}" --temp 0 --plan "$tmp/$plan" "${spill[@]}" --cache-dir "$tmp/d" >"$tmp/text" \
+        2>"$tmp/err" ||
+        fail "run with a disk tier: $(cat "$tmp/err")"
+    cmp -s "$tmp/resident" "$tmp/text" || fail "shares of the host tier change the text"
+done
+sed 's/"lane_records": [0-9]*/"lane_records": 5/' "$tmp/plan1" >"$tmp/bad"
+expect "sizes beyond the context" 3 'bad: .*sizes' plan "${model[@]}" --plan "$tmp/bad"
+
 other=(plan -m tests/data/tiny/llama.gguf --attention sparse --plan)
 expect "another model" 2 "plan1: .*(qwen|llama).*(qwen|llama)" "${other[@]}" "$tmp/plan1"
 expect "another budget" 2 'a budget of 96 tokens, --budget is 100' plan "${use[@]}" --budget 100

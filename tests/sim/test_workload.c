@@ -109,7 +109,19 @@ static void work(kvd_session *s, kvd_rng *rng, uint32_t n)
     }
 }
 
-static void check(const char *what, bool tiers, uint64_t kv_host, bool cached)
+/* Any shares of the host tier, together all of it. */
+static void share(kvd_session_params *p, const kvd_plan *plan, uint32_t *record, kvd_rng *rng)
+{
+    uint64_t left = plan->kv_host_records / N_SEQ;
+
+    for (uint32_t i = 0; i < p->n_host_records; i++) {
+        record[i] = (uint32_t)(i + 1 < p->n_host_records ? kvd_rng_below(rng, left + 1) : left);
+        left -= record[i];
+    }
+    p->host_records = record;
+}
+
+static void check(const char *what, bool tiers, uint64_t kv_host, bool cached, bool shares)
 {
     char                 dir[256];
     kvd_model           *m    = tiny_model("qwen3");
@@ -121,6 +133,7 @@ static void check(const char *what, bool tiers, uint64_t kv_host, bool cached)
     kvd_plan             plan = { .struct_size = sizeof(plan) };
     kvd_attention_params a;
     kvd_session_params   p;
+    uint32_t             record[64];
     kvd_session         *s;
     kvd_rng              rng;
     kvd_err              err    = { 0 };
@@ -133,6 +146,12 @@ static void check(const char *what, bool tiers, uint64_t kv_host, bool cached)
     o.dir = cached ? dir : NULL;
     p     = tiny_params(m, &o, &a);
     assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
+    if (shares) {
+        assert_true(plan.kv_spills);
+        p.n_host_records =
+            model_get_hparams(m->net)->n_layer * model_get_hparams(m->net)->n_kv_head;
+        share(&p, &plan, record, &rng);
+    }
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s: %s", what, err.msg);
     planned = plan.kv_bytes + plan.scratch_bytes + plan.host_bytes;
@@ -155,25 +174,26 @@ static void check(const char *what, bool tiers, uint64_t kv_host, bool cached)
 static void test_resident(void **state)
 {
     (void)state;
-    check("resident", false, 0, false);
+    check("resident", false, 0, false, false);
 }
 
 static void test_host(void **state)
 {
     (void)state;
-    check("device and host", true, 0, false);
+    check("device and host", true, 0, false, false);
 }
 
 static void test_cached(void **state)
 {
     (void)state;
-    check("resident, with a cache", false, 0, true);
+    check("resident, with a cache", false, 0, true, false);
 }
 
 static void test_disk(void **state)
 {
     (void)state;
-    check("device, host and disk", true, 150000, true);
+    check("device, host and disk", true, 150000, true, false);
+    check("device, host and disk, by shares", true, 150000, true, true);
 }
 
 int main(int argc, char **argv)

@@ -41,6 +41,7 @@ static uint32_t      n_ctx = N_CTX;
 static kvd_kv_record record;
 static uint32_t      disk_lag;
 static uint32_t      zone;
+static uint32_t     *host_records, n_record;
 static uint64_t      kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
 
 static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, uint64_t kv_device)
@@ -62,6 +63,10 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     p.resume    = resume_mode;
     p.kv_record = record;
     p.disk_lag  = disk_lag;
+    if (p.kv_host) {
+        p.host_records   = host_records;
+        p.n_host_records = n_record;
+    }
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     return s;
@@ -151,12 +156,13 @@ static uint64_t small_device(kvd_model *m)
 static int make_dir(void **state)
 {
     (void)state;
-    kv_host     = 0;
-    disk_lag    = 0;
-    zone        = 0;
-    resume_mode = KVD_RESUME_EXACT;
-    record      = KVD_KV_RECORD_SAME;
-    n_ctx       = N_CTX;
+    kv_host      = 0;
+    host_records = NULL;
+    disk_lag     = 0;
+    zone         = 0;
+    resume_mode  = KVD_RESUME_EXACT;
+    record       = KVD_KV_RECORD_SAME;
+    n_ctx        = N_CTX;
     snprintf(dir, sizeof(dir), "/tmp/kvd-test-cache.XXXXXX");
     return mkdtemp(dir) == NULL;
 }
@@ -578,6 +584,145 @@ static void test_placement(void **state)
     kvd_model_close(m);
 }
 
+/* More than there is, and the shares of another model. */
+static void check_share_refusals(kvd_model *m, uint32_t *share, uint32_t room)
+{
+    kvd_attention_params a    = KVD_ATTENTION_PARAMS_INIT;
+    kvd_session_params   p    = KVD_SESSION_PARAMS_INIT;
+    kvd_plan             plan = { .struct_size = sizeof(plan) };
+    kvd_session         *s;
+
+    a.mode           = KVD_ATTENTION_SPARSE;
+    a.budget         = 96;
+    a.min_mass       = -1.0f;
+    p.n_ctx          = n_ctx;
+    p.n_batch        = N_BATCH;
+    p.kv_device      = small_device(m);
+    p.kv_host        = kv_host;
+    p.cache_dir      = dir;
+    p.attention      = &a;
+    p.host_records   = share;
+    p.n_host_records = n_record;
+    assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
+    assert_true(plan.kv_spills && plan.kv_host_records == room);
+    assert_int_equal(plan.kv_lane_records, kvd_align_up(n_ctx, KV_BLOCK_TOKENS) / 4);
+    memset(share, 0, n_record * sizeof(*share));
+    share[0]    = room / 2;
+    p.n_seq     = 2;
+    p.kv_device = p.kv_device * 3 / 2;
+    assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
+    assert_true(plan.kv_spills && plan.kv_host_records == room);
+    share[0] = room / 2 + 1;
+    assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_E_INVAL);
+    assert_non_null(strstr(err.msg, "each of 2 sequence(s)"));
+    share[0]    = room + 1;
+    p.n_seq     = 1;
+    p.kv_device = small_device(m);
+    assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_E_INVAL);
+    assert_non_null(strstr(err.msg, "share out"));
+    p.n_host_records--;
+    assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_E_INVAL);
+    assert_non_null(strstr(err.msg, "host records for"));
+}
+
+/* Shares of the host tier by lane: the same text, no lane above its own, the memory of equal ones;
+ * and a profile of such a session reads from disk about what it says. */
+static void test_host_shares(void **state)
+{
+    kvd_model           *m     = open_model("qwen3");
+    const model_hparams *hp    = model_get_hparams(m->net);
+    const uint32_t       lanes = hp->n_layer * hp->n_kv_head;
+    const uint64_t       small = small_device(m);
+    uint64_t             cold, known, bytes[2];
+    uint32_t             share[64], room;
+    kvd_session         *s;
+
+    (void)state;
+    cold     = run(m, KVD_ATTENTION_SPARSE, false, 0, N_PROMPT, N_PROMPT, NULL);
+    kv_host  = 200000;
+    bytes[0] = kvd_alloc_bytes();
+    s        = open_session(m, KVD_ATTENTION_SPARSE, true, small);
+    bytes[0] = kvd_alloc_bytes() - bytes[0];
+    room     = (uint32_t)s->kv->n_hrecord;
+    kvd_session_close(s);
+    for (uint32_t i = 0; i < lanes; i++) /* one has nothing, the last one most */
+        share[i] = i == 1 ? 0 : room / lanes / 2;
+    share[lanes - 1] += room / lanes / 2;
+    host_records = share;
+    n_record     = lanes;
+    for (uint32_t i = 0; i < 2; i++)
+        assert_true(run(m, KVD_ATTENTION_SPARSE, true, small, N_PROMPT, N_PROMPT, &known) == cold);
+    assert_int_equal(known, N_PROMPT - 1);
+    remove_dir(NULL);
+    bytes[1] = kvd_alloc_bytes();
+    s        = open_session(m, KVD_ATTENTION_SPARSE, true, small);
+    bytes[1] = kvd_alloc_bytes() - bytes[1];
+    assert_true(bytes[1] <= bytes[0] + 1024);
+    prefill(s, N_PROMPT, N_PROMPT, 0);
+    for (uint32_t k = 0; k < 2; k++) {
+        for (uint32_t lane = 0; lane < lanes; lane++) {
+            const uint32_t *host = s->kv->host_of + lane * s->kv->n_chunk_max;
+            uint32_t        n    = 0;
+
+            for (uint32_t i = 0; i < s->kv->seq[0].n_sealed / 4; i++)
+                n += host[i] != KV_NO_HOST;
+            assert_int_equal(n, share[lane]);
+        }
+        generate(s, N_GEN, NULL);
+        kv_check(s->kv);
+    }
+    kvd_session_close(s);
+    check_share_refusals(m, share, room);
+    host_records = NULL;
+    kvd_model_close(m);
+}
+
+/* The first step's scores stand for those of the prompt's last queries, so it is not exact. */
+static void near_to(uint64_t profiled, uint64_t made)
+{
+    assert_true(made > 1000 && profiled * 10 > made * 9 && profiled * 10 < made * 11);
+}
+
+/* What a profile says of a host tier is about what a session with such a one reads. */
+static void test_profiled_reads(void **state)
+{
+    kvd_model           *m     = open_model("qwen3");
+    const model_hparams *hp    = model_get_hparams(m->net);
+    const uint32_t       lanes = hp->n_layer * hp->n_kv_head;
+    const uint64_t       small = small_device(m);
+
+    (void)state;
+    for (uint32_t size = 1; size < 4; size++) {
+        kvd_stats       c = { .struct_size = sizeof(c) };
+        engine_profile *p;
+        uint64_t        urgent = 0, late = 0;
+        kvd_session    *s;
+
+        kv_host = (uint64_t)kvd_align_up(n_ctx, KV_BLOCK_TOKENS) / 4 * engine_profile_size[size] /
+                  16 * lanes * (2 * 2 * 4 * hp->head_dim);
+        s = open_session(m, KVD_ATTENTION_SPARSE, true, small);
+        assert_int_equal(engine_profile_open(&p, s, N_GEN, &err), KVD_OK);
+        assert_int_equal(s->kv->n_hrecord, engine_profile_records(p, size) * lanes);
+        prefill(s, N_PROMPT, N_PROMPT, 0);
+        generate(s, N_GEN, NULL);
+        for (uint32_t i = 0; i < lanes; i++) {
+            urgent += engine_profile_lanes(p)[i].urgent_read[2][size];
+            late += engine_profile_lanes(p)[i].late_read[2][size];
+        }
+        kvd_session_get_stats(s, &c);
+        print_message("host %u/16: %llu + %llu reads profiled, %llu + %llu made\n",
+                      engine_profile_size[size], (unsigned long long)urgent,
+                      (unsigned long long)late, (unsigned long long)c.n_disk_urgent,
+                      (unsigned long long)(c.n_disk - c.n_disk_urgent));
+        near_to(urgent, c.n_disk_urgent);
+        near_to(late, c.n_disk - c.n_disk_urgent);
+        engine_profile_close(p);
+        kvd_session_close(s);
+        remove_dir(NULL);
+    }
+    kvd_model_close(m);
+}
+
 /* The same with packed records, whose text is not that of others but the same everywhere. */
 static void test_disk_tier_packed(void **state)
 {
@@ -708,6 +853,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_lags_are_told_apart, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_placement, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_host_shares, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_profiled_reads, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_packed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_steps, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_segments, make_dir, remove_dir),
