@@ -462,7 +462,12 @@ static void record_offsets(record_case *c)
 
 static record_case record_open(kvd_record_type type, kvd_dtype raw, uint32_t chunk, uint32_t dim)
 {
-    record_case c = { .f = { type, raw, chunk, 256, dim }, .per = 256 / chunk };
+    record_case c = { .f   = { .type         = type,
+                               .raw          = raw,
+                               .chunk_tokens = chunk,
+                               .block_tokens = 256,
+                               .head_dim     = dim },
+                      .per = 256 / chunk };
     uint64_t    n;
 
     c.raw    = kvd_record_raw_bytes(&c.f);
