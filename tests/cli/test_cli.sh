@@ -53,7 +53,7 @@ expect "bad bias" 2 'ID\+B' "$kvd" run -m $tiny/llama.gguf --raw -p x -l 5
 expect "greedy repeats" 0 '"finish_reason":"length".*"prompt_tokens":4' \
     "$kvd" run -m $tiny/llama.gguf \
     --raw -p hello -n 8 --temp 0 --json
-expect "no GPU" 0 'no GPU backend' "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 -ngl 99
+expect "no GPU" 0 'going on with the CPU' "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 -ngl 99
 expect "bench" 0 'pp16 .*\|' "$kvd" bench -m $tiny/qwen2.gguf -p 16 -n 4 -r 2
 expect "bench at depth, parallel" 0 '^qwen2,.*,0,4,8,3,' \
     "$kvd" bench -m $tiny/qwen2.gguf -p 0 -n 4 -d 8 \
