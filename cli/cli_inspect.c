@@ -10,7 +10,7 @@
 /* A metadata value on one line, cut to what a terminal shows. */
 static void print_value(const json_t *v)
 {
-    char *s = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+    char *s = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(9));
 
     if (s)
         printf("%.100s%s", s, strlen(s) > 100 ? "..." : "");

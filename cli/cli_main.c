@@ -98,7 +98,9 @@ static int run_command(const command *c, int argc, const char *const *argv)
     } else if (o.n_rest > c->n_arg) {
         code =
             cli_usage("%s: unexpected argument '%s'%s", c->name, o.rest[c->n_arg],
-                      c->bit & (CMD_RUN | CMD_TOKENIZE) ? "; a text goes in quotes behind -p" : "");
+                      c->bit & (CMD_RUN | CMD_TOKENIZE) ? "; a text goes in quotes behind -p"
+                      : c->bit & (CMD_CHAT | CMD_BENCH | CMD_PLAN) ? "; a model file goes behind -m"
+                                                                   : "");
     } else {
         verbose = kvd_opts_flag(&o, "verbose");
         kvd_set_log(log_line, &verbose);

@@ -96,7 +96,8 @@ void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_sec
 
     kvd_session_get_stats(s, &st);
     fprintf(f, "\n%-22s %14s %12s %12s\n", "", "tokens", "seconds", "tokens/s");
-    fprintf(f, "%-22s %14s %12.2f %12s\n", "load", "", load_seconds, "");
+    if (load_seconds > 0.0)
+        fprintf(f, "%-22s %14s %12.2f %12s\n", "load", "", load_seconds, "");
     fprintf(f, "%-22s %14s %12.2f %12.1f\n", "prefill", cli_grouped(st.n_prefill, n),
             (double)st.prefill_ns * 1e-9, rate(st.n_prefill, st.prefill_ns));
     if (st.n_cached > 0)

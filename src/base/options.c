@@ -212,24 +212,30 @@ static kvd_status read_defaults(kvd_opts *o, kvd_err *err)
     return KVD_OK;
 }
 
+/* where: the line of a configuration file, which may name options of every command; NULL: the
+ * command line, which may not. */
 static kvd_status unknown_key(const kvd_opts *o, const char *where, const char *key, kvd_err *err)
 {
-    const char *near = NULL;
+    const bool  line = !where;
+    const char *word = line ? key + strspn(key, "-") : key, *near = NULL;
     uint32_t    best = UINT32_MAX;
 
     for (uint32_t i = 0; i < o->n; i++) {
         const char *name = o->table[i].name;
-        const char *hit  = kvd_nearest(key, &name, 1);
+        const char *hit  = kvd_nearest(word, &name, 1);
 
-        if (hit && edits(key, hit) < best) {
+        if (line && !(o->table[i].commands & o->command))
+            continue;
+        if (hit && edits(word, hit) < best) {
             best = edits(key, hit);
             near = hit;
         }
     }
     if (near)
-        return kvd_fail(err, KVD_E_INVAL, 0, "%s: unknown option '%s'; did you mean '%s'?", where,
-                        key, near);
-    return kvd_fail(err, KVD_E_INVAL, 0, "%s: unknown option '%s'", where, key);
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'; did you mean '%s%s'?",
+                        line ? "" : where, line ? "" : ": ", key, line ? "--" : "", near);
+    return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'", line ? "" : where,
+                    line ? "" : ": ", key);
 }
 
 static char *trim(char *s)
@@ -366,7 +372,7 @@ static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, 
 
     snprintf(word, sizeof(word), "%.*s", (int)(len < NAME_MAX_LEN ? len : NAME_MAX_LEN), arg);
     if (i < 0)
-        return unknown_key(o, "command line", word + strspn(word, "-"), err);
+        return unknown_key(o, NULL, word, err);
     opt = &o->table[i];
     if (!(opt->commands & o->command))
         return kvd_fail(err, KVD_E_INVAL, 0, "option %s does not belong to this command", word);
@@ -522,13 +528,17 @@ void kvd_opts_help(const kvd_opt *table, uint32_t n, uint32_t command, kvd_buf *
     for (uint32_t i = 0; i < n; i++) {
         const kvd_opt *opt = &table[i];
         char           left[160], help[512];
-        int            len;
+        int            len = 2;
 
         if (!(opt->commands & command))
             continue;
-        len = snprintf(left, sizeof(left), "  %s%s--%s%s%s", opt->alias, *opt->alias ? ", " : "",
-                       opt->name, opt->kind == KVD_OPT_FLAG ? "" : " ",
-                       opt->kind == KVD_OPT_FLAG ? "" : opt->arg);
+        snprintf(left, sizeof(left), "  ");
+        for (const char *s = opt->alias; *s; s += strcspn(s, " "), s += *s == ' ')
+            len +=
+                snprintf(left + len, sizeof(left) - (size_t)len, "%.*s, ", (int)strcspn(s, " "), s);
+        len += snprintf(left + len, sizeof(left) - (size_t)len, "--%s%s%s", opt->name,
+                        opt->kind == KVD_OPT_FLAG ? "" : " ",
+                        opt->kind == KVD_OPT_FLAG ? "" : opt->arg);
         if (opt->def && opt->kind != KVD_OPT_FLAG)
             snprintf(help, sizeof(help), "%s (default: %s)", opt->help, opt->def);
         else

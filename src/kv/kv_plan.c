@@ -53,19 +53,28 @@ static uint64_t packed_layer_bytes(const kv_params *p)
     return (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * kvd_record_bytes(&f);
 }
 
-/* Too little room on a tier: says for what, and what would do. */
-static kvd_status refuse(const kv_sizes *z, const char *tier, uint64_t given, uint64_t need,
-                         const char *flag, kvd_err *err)
+/* Too little room on the device: says for what, and what would do. */
+static kvd_status refuse_device(const kv_params *p, const kv_sizes *z, kvd_err *err)
 {
     return kvd_fail(err, KVD_E_INVAL, 0,
-                    "KV cache: %s tier of %" PRIu64 " MiB (%s) is too small, %" PRIu64
+                    "KV cache: device tier of %" PRIu64 " MiB (--kv-device) is too small, %" PRIu64
                     " MiB are needed (raw blocks %" PRIu64 ", windows %" PRIu64 ", stage %" PRIu64
-                    ", index %" PRIu64 ", maps %" PRIu64 ", host records %" PRIu64 " MiB); smaller "
-                    "-b, --budget, --cap, --parallel or -c need less",
-                    tier, given >> 20, flag, (need >> 20) + 1, z->bytes[KV_BUF_RAW] >> 20,
+                    ", index %" PRIu64 ", zone %" PRIu64 ", maps %" PRIu64
+                    "); smaller -b, --budget, --cap, -np or -c need less",
+                    p->device_bytes >> 20, (z->device_bytes >> 20) + 1, z->bytes[KV_BUF_RAW] >> 20,
                     z->bytes[KV_BUF_WINDOW] >> 20, z->bytes[KV_BUF_STAGE] >> 20,
-                    z->bytes[KV_BUF_INDEX] >> 20, z->bytes[KV_BUF_MAP] >> 20,
-                    z->bytes[KV_BUF_HOST] >> 20);
+                    (z->bytes[KV_BUF_INDEX] - z->zone_bytes) >> 20, z->zone_bytes >> 20,
+                    z->bytes[KV_BUF_MAP] >> 20);
+}
+
+/* Too little room on the host, and no disk to take the rest. */
+static kvd_status refuse_host(const kv_params *p, const kv_sizes *z, kvd_err *err)
+{
+    return kvd_fail(err, KVD_E_INVAL, 0,
+                    "KV cache: host tier of %" PRIu64 " MiB (--kv-host) is too small, %" PRIu64
+                    " MiB are needed for records; with --cache-dir the rest lies on disk, and a "
+                    "smaller -c or --kv-record int8 needs less",
+                    p->host_bytes >> 20, (z->bytes[KV_BUF_HOST] >> 20) + 1);
 }
 
 uint32_t kv_lane_slots(const kv_params *p, uint64_t lane)
@@ -164,9 +173,9 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
     z->bytes[KV_BUF_TABLE] = table_bytes(p, z);
     sum(z);
     if (p->device_bytes && z->device_bytes > p->device_bytes)
-        return refuse(z, "device", p->device_bytes, z->device_bytes, "--kv-device", err);
+        return refuse_device(p, z, err);
     if (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes)
-        return refuse(z, "host", p->host_bytes, z->bytes[KV_BUF_HOST], "--kv-host", err);
+        return refuse_host(p, z, err);
     return check_shares(p, z, err);
 }
 

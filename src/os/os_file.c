@@ -106,9 +106,9 @@ kvd_status os_file_replace(const char *path, const void *data, size_t bytes, kvd
     snprintf(dir, sizeof(dir), "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
     fd = mkostemp(tmp, O_CLOEXEC);
     if (fd < 0)
-        return fail_errno(err, "cannot be created", tmp);
+        return fail_errno(err, "cannot be created", path);
     if (!write_all(fd, data, bytes))
-        st = fail_errno(err, "cannot be written", tmp);
+        st = fail_errno(err, "cannot be written", path);
     os_file_close(fd);
     if (st == KVD_OK)
         st = os_file_rename(tmp, path, err);

@@ -30,7 +30,10 @@ expect "no command" 2 'usage' "$kvd"
 expect "help of a command" 0 'usage: kvdrive plan -m' "$kvd" help plan
 expect "an option before the command" 2 'comes before its options' "$kvd" -m x
 expect "wrong command" 2 "did you mean 'perplexity'" "$kvd" perplexiti
-expect "wrong option" 2 "did you mean 'threads'" "$kvd" run --thread 2
+expect "wrong option" 2 "unknown option '--thread'; did you mean '--threads'" "$kvd" run --thread 2
+expect "wrong option, like another command's" 2 \
+    "unknown option '--samplers'$" "$kvd" run --samplers x
+expect "a model in place of an option" 2 'behind -m' "$kvd" plan model.gguf
 expect "option of another command" 2 'does not belong' "$kvd" doctor -c 4
 expect "bad number" 2 'whole number' "$kvd" run -c many
 expect "print-config" 0 'ctx-size .*= 77 .*# environment' env KVDRIVE_CTX_SIZE=77 \

@@ -113,7 +113,7 @@ static void test_errors_say_what_and_where(void **state)
 {
     (void)state;
     assert_int_equal(parse(2, "--ctx-sise", "4"), KVD_E_INVAL);
-    expect_error("did you mean 'ctx-size'");
+    expect_error("did you mean '--ctx-size'");
     assert_int_equal(parse(2, "-c", "4000"), KVD_E_INVAL);
     expect_error("from 0 to 1000");
     assert_int_equal(parse(2, "-c", "4.5"), KVD_E_INVAL);
