@@ -87,7 +87,7 @@ typedef struct engine_buffers {
     int32_t    *token;        /* [max(n_batch, n_all)] */
     kvd_kv_seq *part;         /* [n_batch] contiguous rows per sequence */
     kvd_kv_seq *out_part;     /* [n_batch] rows that want logits as parts, for the last layer */
-    kvd_kv_seq *view_part;    /* [n_batch] parts over a layer that was brought up */
+    kvd_kv_seq *view_part;    /* [2][n_batch] part, out_part over a layer that was brought up */
     kvd_kv_seq *all_part;     /* [n_all / n_batch + 2] batches of a prompt, then its last row */
     uint32_t   *sparse_row;   /* [n_seq] rows that attend sparsely */
     uint64_t   *row_from, *row_to; /* [2][n_batch] offsets of rows that move: of x, of q or att */

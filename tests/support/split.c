@@ -1,15 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* split.c - every op is wrapped: DEVICE memory is accessible while it runs and at no other time. */
+/* split.c - every op is put off until its stream is waited for, and DEVICE memory is accessible
+ * while ops run and at no other time. */
 #include "support/split.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #define N_MAX 64
 
+typedef kvd_status (*task_fn)(kvd_stream *st, const void *args, kvd_err *err);
+
+typedef struct copy_args {
+    kvd_mem  dst, src;
+    uint64_t dst_off, src_off, bytes;
+} copy_args;
+
+typedef struct fill_args {
+    kvd_mem  mem;
+    uint64_t off, pitch, row_bytes, n_row;
+    uint8_t  value;
+} fill_args;
+
+/* All streams' ops in the order of their calls, which is one that events allow. */
+typedef struct task {
+    task_fn     fn;
+    kvd_stream *st;
+    void       *args; /* a copy: the caller's dies after the call */
+} task;
+
 static const kvd_backend_ops *real;
 static kvd_backend_ops        split_ops;
 static kvd_mem                held[N_MAX];
+static task                  *tasks;
+static size_t                 n_task, n_task_max;
 
 static void check(bool ok)
 {
@@ -25,18 +49,57 @@ static void allow(int access)
     }
 }
 
-#define AROUND(call)               \
-    kvd_status st_;                \
-                                   \
-    allow(PROT_READ | PROT_WRITE); \
-    st_ = real->call;              \
-    allow(PROT_NONE);              \
-    return st_;
+static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes)
+{
+    if (n_task == n_task_max) {
+        n_task_max = 2 * n_task_max + 64;
+        tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
+        check(tasks != NULL);
+    }
+    tasks[n_task] = (task){ fn, st, malloc(bytes) };
+    check(tasks[n_task].args != NULL);
+    memcpy(tasks[n_task++].args, args, bytes);
+    return KVD_OK;
+}
+
+static kvd_status run_all(kvd_err *err)
+{
+    kvd_status rc = KVD_OK;
+
+    allow(PROT_READ | PROT_WRITE);
+    for (size_t i = 0; i < n_task; i++) {
+        if (rc == KVD_OK)
+            rc = tasks[i].fn(tasks[i].st, tasks[i].args, err);
+        free(tasks[i].args);
+    }
+    n_task = 0;
+    allow(PROT_NONE);
+    return rc;
+}
+
+static kvd_status split_sync(kvd_stream *st, kvd_err *err)
+{
+    KVD_TRY(run_all(err));
+    return real->stream_sync(st, err);
+}
+
+static void split_stream_close(kvd_stream *st)
+{
+    kvd_err err = { 0 };
+
+    check(run_all(&err) == KVD_OK);
+    real->stream_close(st);
+}
 
 #define WRAP(op)                                                                         \
+    static kvd_status run_##op(kvd_stream *st, const void *args, kvd_err *err)           \
+    {                                                                                    \
+        return real->op(st, args, err);                                                  \
+    }                                                                                    \
     static kvd_status split_##op(kvd_stream *st, const kvd_##op##_args *a, kvd_err *err) \
     {                                                                                    \
-        AROUND(op(st, a, err))                                                           \
+        (void)err;                                                                       \
+        return put_off(st, run_##op, a, sizeof(*a));                                     \
     }
 
 WRAP(embed)
@@ -59,16 +122,36 @@ WRAP(record_copy)
 WRAP(record_pack)
 WRAP(record_unpack)
 
+static kvd_status run_copy(kvd_stream *st, const void *args, kvd_err *err)
+{
+    const copy_args *a = args;
+
+    return real->copy(st, a->dst, a->dst_off, a->src, a->src_off, a->bytes, err);
+}
+
 static kvd_status split_copy(kvd_stream *st, kvd_mem dst, uint64_t dst_off, kvd_mem src,
                              uint64_t src_off, uint64_t bytes, kvd_err *err)
 {
-    AROUND(copy(st, dst, dst_off, src, src_off, bytes, err))
+    const copy_args a = { dst, src, dst_off, src_off, bytes };
+
+    (void)err;
+    return put_off(st, run_copy, &a, sizeof(a));
+}
+
+static kvd_status run_fill(kvd_stream *st, const void *args, kvd_err *err)
+{
+    const fill_args *a = args;
+
+    return real->fill(st, a->mem, a->off, a->pitch, a->row_bytes, a->n_row, a->value, err);
 }
 
 static kvd_status split_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t pitch,
                              uint64_t row_bytes, uint64_t n_row, uint8_t value, kvd_err *err)
 {
-    AROUND(fill(st, mem, off, pitch, row_bytes, n_row, value, err))
+    const fill_args a = { mem, off, pitch, row_bytes, n_row, value };
+
+    (void)err;
+    return put_off(st, run_fill, &a, sizeof(a));
 }
 
 static kvd_status split_alloc(kvd_backend *be, kvd_mem_kind kind, uint64_t bytes, kvd_mem *out,
@@ -90,6 +173,9 @@ static kvd_status split_alloc(kvd_backend *be, kvd_mem_kind kind, uint64_t bytes
 
 static void split_free(kvd_backend *be, kvd_mem *m)
 {
+    kvd_err err = { 0 };
+
+    check(run_all(&err) == KVD_OK); /* as a GPU's, it waits for what may still use it */
     for (int i = 0; i < N_MAX; i++) {
         if (m->ptr && held[i].ptr == m->ptr) {
             munmap(m->ptr, m->bytes);
@@ -125,6 +211,8 @@ void split_begin(kvd_backend *be)
     split_ops.record_unpack = split_record_unpack;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
+    split_ops.stream_sync   = split_sync;
+    split_ops.stream_close  = split_stream_close;
     split_ops.mem_alloc     = split_alloc;
     split_ops.mem_free      = split_free;
     be->ops                 = &split_ops;
@@ -135,6 +223,10 @@ void split_end(kvd_backend *be)
 {
     for (int i = 0; i < N_MAX; i++)
         check(!held[i].ptr);
+    check(n_task == 0);
+    free(tasks);
+    tasks       = NULL;
+    n_task_max  = 0;
     be->ops     = real;
     be->unified = true;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* split.h - a CPU backend whose DEVICE memory only ops can touch: host code that reads or writes it
- * ends with a signal, as it would with a GPU's. */
+/* split.h - a CPU backend that works like a GPU's as far as host code can tell: its DEVICE memory
+ * only ops can touch (anything else ends with a signal), and ops run as late as they may, when a
+ * stream is waited for: what they read has to be as it was meant until then. */
 #ifndef KVD_TEST_SPLIT_H
 #define KVD_TEST_SPLIT_H
 
