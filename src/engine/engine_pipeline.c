@@ -334,6 +334,16 @@ static kvd_status enqueue(kvd_session *s, uint32_t n_token, kvd_err *err)
     return s->n_out > 0 ? run_logits(s, &r, err) : KVD_OK;
 }
 
+/* After a failure: what was given to the streams ends before the host writes lists anew and gives
+ * blocks and slots to others.  It has its reason already. */
+static void drain(kvd_session *s)
+{
+    kvd_err err = { 0 };
+
+    (void)!kv_step_join(s->kv, s->model->stream, &err);
+    (void)!s->model->be->ops->stream_sync(s->model->stream, &err);
+}
+
 kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
 {
     const bool was = kvd_alloc_guard(true);
@@ -348,6 +358,8 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
         st = s->model->be->ops->stream_sync(s->model->stream, err);
     if (st == KVD_OK)
         kv_step_end(s->kv);
+    else
+        drain(s);
     kvd_alloc_guard(was);
     return st;
 }
