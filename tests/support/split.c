@@ -27,13 +27,22 @@ typedef struct task {
     task_fn     fn;
     kvd_stream *st;
     void       *args; /* a copy: the caller's dies after the call */
+    size_t      bytes;
 } task;
+
+struct kvd_graph {
+    task  *task;
+    size_t n;
+};
 
 static const kvd_backend_ops *real;
 static kvd_backend_ops        split_ops;
 static kvd_mem                held[N_MAX];
 static task                  *tasks;
 static size_t                 n_task, n_task_max;
+static bool                   recording;
+static size_t                 graph_at; /* of tasks: the first that is recorded */
+static uint64_t               n_run;    /* of graphs */
 
 static void check(bool ok)
 {
@@ -49,6 +58,14 @@ static void allow(int access)
     }
 }
 
+static void *copy_of(const void *args, size_t bytes)
+{
+    void *p = malloc(bytes);
+
+    check(p != NULL);
+    return memcpy(p, args, bytes);
+}
+
 static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes)
 {
     if (n_task == n_task_max) {
@@ -56,9 +73,7 @@ static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t b
         tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
         check(tasks != NULL);
     }
-    tasks[n_task] = (task){ fn, st, malloc(bytes) };
-    check(tasks[n_task].args != NULL);
-    memcpy(tasks[n_task++].args, args, bytes);
+    tasks[n_task++] = (task){ fn, st, copy_of(args, bytes), bytes };
     return KVD_OK;
 }
 
@@ -66,6 +81,7 @@ static kvd_status run_all(kvd_err *err)
 {
     kvd_status rc = KVD_OK;
 
+    check(!recording); /* nothing may be waited for */
     allow(PROT_READ | PROT_WRITE);
     for (size_t i = 0; i < n_task; i++) {
         if (rc == KVD_OK)
@@ -89,6 +105,50 @@ static void split_stream_close(kvd_stream *st)
 
     check(run_all(&err) == KVD_OK);
     real->stream_close(st);
+}
+
+static kvd_status split_graph_begin(kvd_stream *st, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    check(!recording);
+    recording = true;
+    graph_at  = n_task;
+    return KVD_OK;
+}
+
+static kvd_status split_graph_end(kvd_stream *st, kvd_graph **out, kvd_err *err)
+{
+    kvd_graph *g = malloc(sizeof(*g));
+
+    (void)st;
+    (void)err;
+    check(g && recording && n_task > graph_at);
+    recording = false;
+    g->n      = n_task - graph_at;
+    g->task   = copy_of(tasks + graph_at, g->n * sizeof(*g->task));
+    n_task    = graph_at;
+    *out      = g;
+    return KVD_OK;
+}
+
+static kvd_status split_graph_run(kvd_graph *g, kvd_stream *st, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    for (size_t i = 0; i < g->n; i++)
+        put_off(g->task[i].st, g->task[i].fn, g->task[i].args, g->task[i].bytes);
+    n_run++;
+    return KVD_OK;
+}
+
+static void split_graph_close(kvd_graph *g)
+{
+    for (size_t i = 0; g && i < g->n; i++)
+        free(g->task[i].args);
+    if (g)
+        free(g->task);
+    free(g);
 }
 
 #define WRAP(op)                                                                         \
@@ -213,10 +273,20 @@ void split_begin(kvd_backend *be)
     split_ops.fill          = split_fill;
     split_ops.stream_sync   = split_sync;
     split_ops.stream_close  = split_stream_close;
+    split_ops.graph_begin   = split_graph_begin;
+    split_ops.graph_end     = split_graph_end;
+    split_ops.graph_run     = split_graph_run;
+    split_ops.graph_close   = split_graph_close;
     split_ops.mem_alloc     = split_alloc;
     split_ops.mem_free      = split_free;
     be->ops                 = &split_ops;
     be->unified             = false;
+    n_run                   = 0;
+}
+
+uint64_t split_graph_runs(void)
+{
+    return n_run;
 }
 
 void split_end(kvd_backend *be)
