@@ -31,10 +31,12 @@ struct kvd_model {
     char        *tmpl_text; /* zero-terminated source of tmpl */
     char         name[128], file_type[16];
     bool         precise;
-    uint32_t     n_reserve; /* sessions that have reserved the backend's scratch so far */
+    uint32_t     n_reserve; /* times that the backend's scratch may have moved */
 };
 
 kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err *err);
+/* The backend's scratch for one more user of it. */
+kvd_status engine_model_reserve(kvd_model *m, const kvd_backend_limits *lim, kvd_err *err);
 void       engine_model_close(kvd_model *m);
 uint64_t   engine_model_heap_bytes(const kvd_model *m);
 kvd_status engine_chat_render(const kvd_model *m, const kvd_chat_request *r, kvd_buf *out,
@@ -87,7 +89,7 @@ typedef struct engine_buffers {
     int32_t    *token;        /* [max(n_batch, n_all)] */
     kvd_kv_seq *part;         /* [n_batch] contiguous rows per sequence */
     kvd_kv_seq *out_part;     /* [n_batch] rows that want logits as parts, for the last layer */
-    kvd_kv_seq *view_part;    /* [n_batch] parts over a layer that was brought up */
+    kvd_kv_seq *view_part;    /* [2][n_batch] part, out_part over a layer that was brought up */
     kvd_kv_seq *all_part;     /* [n_all / n_batch + 2] batches of a prompt, then its last row */
     uint32_t   *sparse_row;   /* [n_seq] rows that attend sparsely */
     uint64_t   *row_from, *row_to; /* [2][n_batch] offsets of rows that move: of x, of q or att */
@@ -152,11 +154,11 @@ uint64_t   engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p,
 kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,
                                bool resident, kvd_err *err);
 void       engine_buffers_close(engine_buffers *b, kvd_backend *be);
-/* n rows of cos_sin_host and what the host has listed for the batch or the prompt under way go up.
- */
 /* Where ops read part, token or sparse_row, as of the upload; other lists are read where they are.
  */
-void      *engine_dev(const engine_buffers *b, const void *listed);
+void *engine_dev(const engine_buffers *b, const void *listed);
+/* n rows of cos_sin_host and what the host has listed for the batch or the prompt under way go up.
+ */
 kvd_status engine_buffers_upload(kvd_session *s, uint32_t n, kvd_err *err);
 /* n rows of out become logits', once the stream has come so far. */
 kvd_status engine_buffers_download(kvd_session *s, uint32_t n, kvd_err *err);

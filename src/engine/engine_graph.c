@@ -51,11 +51,14 @@ static kvd_status record(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn,
     kvd_stream            *stream = s->model->stream;
     kvd_err                end    = { 0 };
     kvd_status             st, st_end;
+    bool                   was;
 
     *out = NULL;
     KVD_TRY(ops->graph_begin(stream, err));
     st     = fn(s, n_token, err);
+    was    = kvd_alloc_guard(false); /* the graph itself, once */
     st_end = ops->graph_end(stream, out, st == KVD_OK ? err : &end);
+    kvd_alloc_guard(was);
     if (st == KVD_OK || st_end != KVD_OK)
         return st == KVD_OK ? st_end : st;
     ops->graph_close(*out);
@@ -67,12 +70,16 @@ kvd_status engine_graph_step(kvd_session *s, uint32_t n_token, engine_enqueue_fn
 {
     kvd_graph **g   = &s->graph[(s->n_sparse ? s->params.n_seq : 0) + n_token - 1];
     kvd_err     why = { 0 };
+    kvd_status  st;
 
     if (s->graph_reserve != s->model->n_reserve)
         engine_graphs_drop(s); /* another session has moved the backend's scratch */
     if (atomic_exchange_explicit(&s->cancel, false, memory_order_relaxed))
         return kvd_fail(err, KVD_E_CANCELED, 0, "evaluation canceled");
-    if (!*g && record(s, n_token, fn, g, &why) != KVD_OK) {
+    st = *g ? KVD_OK : record(s, n_token, fn, g, &why);
+    if (st == KVD_E_CANCELED) /* while it was recorded: nothing has run */
+        return kvd_fail(err, st, 0, "%s", why.msg);
+    if (st != KVD_OK) {
         kvd_log(KVD_LOG_WARN, "steps are not recorded: %s", why.msg);
         engine_graphs_close(s);
         return fn(s, n_token, err);

@@ -300,6 +300,12 @@ kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err
     return KVD_OK;
 }
 
+kvd_status engine_model_reserve(kvd_model *m, const kvd_backend_limits *lim, kvd_err *err)
+{
+    m->n_reserve++; /* a part of it may have grown even where all of it could not */
+    return m->be->ops->reserve(m->be, lim, err);
+}
+
 void engine_model_close(kvd_model *m)
 {
     if (!m)

@@ -96,10 +96,11 @@ kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
 }
 
 /* Attention to all tokens.  Where not everything is resident a sequence's layer is brought up
- * first, one after the other; neighbouring parts of one sequence share that. */
+ * first, one after the other; neighbouring parts of one sequence share that.  view has room for
+ * n_part parts, and is a place of their own: ops of the layers before may not have read theirs. */
 static kvd_status attend_dense(kvd_session *s, uint32_t layer, const model_run *r,
                                const kvd_kv_seq *part, const uint32_t *seq, uint32_t n_part,
-                               kvd_err *err)
+                               kvd_kv_seq *view, kvd_err *err)
 {
     kvd_kv_layout   layout = kv_layout(s->kv, layer);
     const uint64_t *block  = NULL;
@@ -109,7 +110,7 @@ static kvd_status attend_dense(kvd_session *s, uint32_t layer, const model_run *
     if (kv_resident(s->kv))
         return engine_attn(s, r, layer, &layout, part, n_part, err);
     for (uint32_t i = 0; i < n_part; i++) {
-        kvd_kv_seq *p = &s->buf.view_part[i];
+        kvd_kv_seq *p = &view[i];
 
         if (i == 0 || seq[i] != seq[i - 1])
             KVD_TRY(kv_dense_view(s->kv, r->stream, layer, seq[i], &layout, &block, err));
@@ -154,8 +155,8 @@ static kvd_status attend_mixed(kvd_session *s, uint32_t layer, const model_run *
 
         if (i < s->n_part && !sparse)
             continue;
-        KVD_TRY(
-            attend_dense(s, layer, r, s->buf.part + first, s->part_seq + first, i - first, err));
+        KVD_TRY(attend_dense(s, layer, r, s->buf.part + first, s->part_seq + first, i - first,
+                             s->buf.view_part + first, err));
         first = i + 1;
         k += sparse;
     }
@@ -254,7 +255,7 @@ static kvd_status attend(kvd_session *s, uint32_t layer, const model_run *r, kvd
 {
     if (s->n_sparse > 0)
         return attend_mixed(s, layer, r, err);
-    return attend_dense(s, layer, r, s->buf.part, s->part_seq, s->n_part, err);
+    return attend_dense(s, layer, r, s->buf.part, s->part_seq, s->n_part, s->buf.view_part, err);
 }
 
 /* In the last layer only the wanted rows go on.  Sparse rows attend first, wanted or not: their
@@ -270,7 +271,8 @@ static kvd_status attend_last(kvd_session *s, uint32_t layer, model_run *r, kvd_
         uint32_t n_part;
 
         KVD_TRY(keep_wanted_rows(s, r, &n_part, err));
-        KVD_TRY(attend_dense(s, layer, r, s->buf.out_part, s->out_seq, n_part, err));
+        KVD_TRY(attend_dense(s, layer, r, s->buf.out_part, s->out_seq, n_part,
+                             s->buf.view_part + s->params.n_batch, err));
     }
     r->n_token = s->n_out;
     return KVD_OK;
@@ -332,6 +334,16 @@ static kvd_status enqueue(kvd_session *s, uint32_t n_token, kvd_err *err)
     return s->n_out > 0 ? run_logits(s, &r, err) : KVD_OK;
 }
 
+/* After a failure: what was given to the streams ends before the host writes lists anew and gives
+ * blocks and slots to others.  It has its reason already. */
+static void drain(kvd_session *s)
+{
+    kvd_err err = { 0 };
+
+    (void)!kv_step_join(s->kv, s->model->stream, &err);
+    (void)!s->model->be->ops->stream_sync(s->model->stream, &err);
+}
+
 kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
 {
     const bool was = kvd_alloc_guard(true);
@@ -346,6 +358,8 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
         st = s->model->be->ops->stream_sync(s->model->stream, err);
     if (st == KVD_OK)
         kv_step_end(s->kv);
+    else
+        drain(s);
     kvd_alloc_guard(was);
     return st;
 }

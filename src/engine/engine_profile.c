@@ -313,7 +313,6 @@ static kvd_status allocate(engine_profile *p, kvd_err *err)
 /* The backend's scratch was sized for the session's windows; these may be larger. */
 static kvd_status reserve(engine_profile *p, kvd_err *err)
 {
-    kvd_backend             *be  = p->s->model->be;
     const model_hparams     *hp  = model_get_hparams(p->s->model->net);
     const kvd_backend_limits lim = { .n_token   = 1,
                                      .n_seq     = ENGINE_PROFILE_CAPS,
@@ -324,7 +323,7 @@ static kvd_status reserve(engine_profile *p, kvd_err *err)
                                      .n_ctx     = 1,
                                      .n_slot    = p->trace.slots_max };
 
-    return be->ops->reserve(be, &lim, err);
+    return engine_model_reserve(p->s->model, &lim, err);
 }
 
 kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_step, kvd_err *err)

@@ -182,13 +182,14 @@ static kvd_status run_layers(prompt *p, kvd_err *err)
 kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
                              kvd_progress_fn fn, void *ctx, kvd_err *err)
 {
-    prompt     p = { .s       = s,
-                     .seq     = seq,
-                     .n_past  = kv_seq_len(s->kv, seq),
-                     .n_token = n_token,
-                     .token   = token,
-                     .fn      = fn,
-                     .ctx     = ctx };
+    prompt     p   = { .s       = s,
+                       .seq     = seq,
+                       .n_past  = kv_seq_len(s->kv, seq),
+                       .n_token = n_token,
+                       .token   = token,
+                       .fn      = fn,
+                       .ctx     = ctx };
+    kvd_err    end = { 0 };
     bool       was;
     kvd_status st;
 
@@ -200,7 +201,9 @@ kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token,
     kvd_alloc_guard(was);
     if (st == KVD_OK)
         st = kv_prompt_end(s->kv, err);
-    if (st != KVD_OK)
-        kv_prompt_abort(s->kv);
+    if (st == KVD_OK)
+        return KVD_OK;
+    (void)!s->model->be->ops->stream_sync(s->model->stream, &end); /* lists are written anew next */
+    kv_prompt_abort(s->kv);
     return st;
 }

@@ -321,8 +321,7 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
     KVD_TRY(alloc_tables(s, err));
     KVD_TRY(engine_trace_open(s, s->params.trace_path, err));
     sh->kv.trace = s->trace;
-    KVD_TRY(m->be->ops->reserve(m->be, &lim, err));
-    m->n_reserve++;
+    KVD_TRY(engine_model_reserve(m, &lim, err));
     KVD_TRY(engine_graphs_open(s, err));
     if (s->cached)
         KVD_TRY(engine_fingerprint(m, &sh->kv, sh->kv.fingerprint, err));

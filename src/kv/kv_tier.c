@@ -117,8 +117,7 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t = s->tier = kvd_calloc(1, sizeof(*t));
     if (!t)
         return kvd_fail(err, KVD_E_NOMEM, 0, "disk tier: no memory");
-    t->lag          = kv_tier_lag(p);
-    flights         = (size_t)p->n_layer * t->lag;
+    flights         = (size_t)p->n_layer * kv_tier_lag(p);
     t->arrivals_max = arrivals_max(p);
     t->lane         = kvd_calloc(lanes, sizeof(*t->lane));
     t->list         = kvd_calloc(s->n_hrecord, sizeof(*t->list));
@@ -135,6 +134,7 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     if (!t->lane || !t->list || !t->unit || !t->in_unit || !t->read || !t->run || !t->rank ||
         !t->turn || !t->flight || !t->arrival || !t->lost || (late && !t->late))
         return kvd_fail(err, KVD_E_NOMEM, 0, "disk tier: no memory for its tables");
+    t->lag = kv_tier_lag(p); /* until now there are no flights to settle */
     memset(t->lost, 0xff, p->n_seq * sizeof(*t->lost));
     share_out(s);
     return KVD_OK;

@@ -11,9 +11,12 @@
 
 #include <cmocka.h>
 
-#include "base/base.h"
+#include "support/disk_model.h"
+#include "support/tiny.h"
 
 #define N_MAX 20000
+
+static char dir_[256];
 
 /* The whole way; returns what the failing step returned. */
 static kvd_status whole_way(const char *path, const char *backend, kvd_err *err)
@@ -104,6 +107,45 @@ static void fail_each(const char *name, const char *backend)
     fail_msg("%d allocations were not enough", N_MAX);
 }
 
+/* A session whose KV cache spills to disk is opened whole or not at all. */
+static void test_each_allocation_of_tiers(void **state)
+{
+    const tiny_options o = {
+        .dir = dir_, .tiers = true, .kv_host = 60000, .mode = KVD_ATTENTION_SPARSE
+    };
+    kvd_model   *m   = tiny_model("llama");
+    kvd_err      err = { 0 };
+    kvd_session *s;
+
+    (void)state;
+    dm_dir_make(dir_);
+    assert_int_equal(tiny_session(&s, m, &o, &err), KVD_OK); /* what the model keeps from then on */
+    kvd_session_close(s);
+    for (int n = 0; n < N_MAX; n++) {
+        const uint64_t live = kvd_alloc_live();
+        kvd_status     st;
+        bool           hit;
+
+        s = NULL;
+        kvd_alloc_fault(n, false);
+        st  = tiny_session(&s, m, &o, &err);
+        hit = kvd_alloc_fault_hit();
+        kvd_alloc_fault(-1, false);
+        assert_true(hit || st == KVD_OK);
+        kvd_session_close(s);
+        if (kvd_alloc_live() != live)
+            fail_msg("%d blocks leaked when allocation %d failed: %s",
+                     (int)(kvd_alloc_live() - live), n, err.msg);
+        if (!hit) {
+            print_message("a session on disk: %d allocations, each failed once\n", n);
+            break;
+        }
+        assert_true(st == KVD_E_NOMEM || st == KVD_OK); /* a cache goes on without some of them */
+    }
+    dm_dir_remove(dir_);
+    kvd_model_close(m);
+}
+
 static void test_each_allocation(void **state)
 {
     (void)state;
@@ -114,7 +156,8 @@ static void test_each_allocation(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_each_allocation) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_each_allocation),
+                                        cmocka_unit_test(test_each_allocation_of_tiers) };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

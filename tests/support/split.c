@@ -1,15 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* split.c - every op is wrapped: DEVICE memory is accessible while it runs and at no other time. */
+/* split.c - every op is put off until its stream is waited for, and DEVICE memory is accessible
+ * while ops run and at no other time. */
 #include "support/split.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #define N_MAX 64
 
+typedef kvd_status (*task_fn)(kvd_stream *st, const void *args, kvd_err *err);
+
+typedef struct copy_args {
+    kvd_mem  dst, src;
+    uint64_t dst_off, src_off, bytes;
+} copy_args;
+
+typedef struct fill_args {
+    kvd_mem  mem;
+    uint64_t off, pitch, row_bytes, n_row;
+    uint8_t  value;
+} fill_args;
+
+/* All streams' ops in the order of their calls, which is one that events allow. */
+typedef struct task {
+    task_fn     fn;
+    kvd_stream *st;
+    void       *args; /* a copy: the caller's dies after the call */
+    size_t      bytes;
+} task;
+
+struct kvd_graph {
+    task  *task;
+    size_t n;
+};
+
 static const kvd_backend_ops *real;
 static kvd_backend_ops        split_ops;
 static kvd_mem                held[N_MAX];
+static task                  *tasks;
+static size_t                 n_task, n_task_max;
+static bool                   recording;
+static size_t                 graph_at; /* of tasks: the first that is recorded */
+static uint64_t               n_run;    /* of graphs */
 
 static void check(bool ok)
 {
@@ -25,18 +58,108 @@ static void allow(int access)
     }
 }
 
-#define AROUND(call)               \
-    kvd_status st_;                \
-                                   \
-    allow(PROT_READ | PROT_WRITE); \
-    st_ = real->call;              \
-    allow(PROT_NONE);              \
-    return st_;
+static void *copy_of(const void *args, size_t bytes)
+{
+    void *p = malloc(bytes);
+
+    check(p != NULL);
+    return memcpy(p, args, bytes);
+}
+
+static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes)
+{
+    if (n_task == n_task_max) {
+        n_task_max = 2 * n_task_max + 64;
+        tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
+        check(tasks != NULL);
+    }
+    tasks[n_task++] = (task){ fn, st, copy_of(args, bytes), bytes };
+    return KVD_OK;
+}
+
+static kvd_status run_all(kvd_err *err)
+{
+    kvd_status rc = KVD_OK;
+
+    check(!recording); /* nothing may be waited for */
+    allow(PROT_READ | PROT_WRITE);
+    for (size_t i = 0; i < n_task; i++) {
+        if (rc == KVD_OK)
+            rc = tasks[i].fn(tasks[i].st, tasks[i].args, err);
+        free(tasks[i].args);
+    }
+    n_task = 0;
+    allow(PROT_NONE);
+    return rc;
+}
+
+static kvd_status split_sync(kvd_stream *st, kvd_err *err)
+{
+    KVD_TRY(run_all(err));
+    return real->stream_sync(st, err);
+}
+
+static void split_stream_close(kvd_stream *st)
+{
+    kvd_err err = { 0 };
+
+    check(run_all(&err) == KVD_OK);
+    real->stream_close(st);
+}
+
+static kvd_status split_graph_begin(kvd_stream *st, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    check(!recording);
+    recording = true;
+    graph_at  = n_task;
+    return KVD_OK;
+}
+
+static kvd_status split_graph_end(kvd_stream *st, kvd_graph **out, kvd_err *err)
+{
+    kvd_graph *g = malloc(sizeof(*g));
+
+    (void)st;
+    (void)err;
+    check(g && recording && n_task > graph_at);
+    recording = false;
+    g->n      = n_task - graph_at;
+    g->task   = copy_of(tasks + graph_at, g->n * sizeof(*g->task));
+    n_task    = graph_at;
+    *out      = g;
+    return KVD_OK;
+}
+
+static kvd_status split_graph_run(kvd_graph *g, kvd_stream *st, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    for (size_t i = 0; i < g->n; i++)
+        put_off(g->task[i].st, g->task[i].fn, g->task[i].args, g->task[i].bytes);
+    n_run++;
+    return KVD_OK;
+}
+
+static void split_graph_close(kvd_graph *g)
+{
+    for (size_t i = 0; g && i < g->n; i++)
+        free(g->task[i].args);
+    if (g)
+        free(g->task);
+    free(g);
+}
 
 #define WRAP(op)                                                                         \
+    static kvd_status run_##op(kvd_stream *st, const void *args, kvd_err *err)           \
+    {                                                                                    \
+        return real->op(st, args, err);                                                  \
+    }                                                                                    \
     static kvd_status split_##op(kvd_stream *st, const kvd_##op##_args *a, kvd_err *err) \
     {                                                                                    \
-        AROUND(op(st, a, err))                                                           \
+        (void)err;                                                                       \
+        return put_off(st, run_##op, a, sizeof(*a));                                     \
     }
 
 WRAP(embed)
@@ -59,16 +182,36 @@ WRAP(record_copy)
 WRAP(record_pack)
 WRAP(record_unpack)
 
+static kvd_status run_copy(kvd_stream *st, const void *args, kvd_err *err)
+{
+    const copy_args *a = args;
+
+    return real->copy(st, a->dst, a->dst_off, a->src, a->src_off, a->bytes, err);
+}
+
 static kvd_status split_copy(kvd_stream *st, kvd_mem dst, uint64_t dst_off, kvd_mem src,
                              uint64_t src_off, uint64_t bytes, kvd_err *err)
 {
-    AROUND(copy(st, dst, dst_off, src, src_off, bytes, err))
+    const copy_args a = { dst, src, dst_off, src_off, bytes };
+
+    (void)err;
+    return put_off(st, run_copy, &a, sizeof(a));
+}
+
+static kvd_status run_fill(kvd_stream *st, const void *args, kvd_err *err)
+{
+    const fill_args *a = args;
+
+    return real->fill(st, a->mem, a->off, a->pitch, a->row_bytes, a->n_row, a->value, err);
 }
 
 static kvd_status split_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t pitch,
                              uint64_t row_bytes, uint64_t n_row, uint8_t value, kvd_err *err)
 {
-    AROUND(fill(st, mem, off, pitch, row_bytes, n_row, value, err))
+    const fill_args a = { mem, off, pitch, row_bytes, n_row, value };
+
+    (void)err;
+    return put_off(st, run_fill, &a, sizeof(a));
 }
 
 static kvd_status split_alloc(kvd_backend *be, kvd_mem_kind kind, uint64_t bytes, kvd_mem *out,
@@ -90,6 +233,9 @@ static kvd_status split_alloc(kvd_backend *be, kvd_mem_kind kind, uint64_t bytes
 
 static void split_free(kvd_backend *be, kvd_mem *m)
 {
+    kvd_err err = { 0 };
+
+    check(run_all(&err) == KVD_OK); /* as a GPU's, it waits for what may still use it */
     for (int i = 0; i < N_MAX; i++) {
         if (m->ptr && held[i].ptr == m->ptr) {
             munmap(m->ptr, m->bytes);
@@ -125,16 +271,32 @@ void split_begin(kvd_backend *be)
     split_ops.record_unpack = split_record_unpack;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
+    split_ops.stream_sync   = split_sync;
+    split_ops.stream_close  = split_stream_close;
+    split_ops.graph_begin   = split_graph_begin;
+    split_ops.graph_end     = split_graph_end;
+    split_ops.graph_run     = split_graph_run;
+    split_ops.graph_close   = split_graph_close;
     split_ops.mem_alloc     = split_alloc;
     split_ops.mem_free      = split_free;
     be->ops                 = &split_ops;
     be->unified             = false;
+    n_run                   = 0;
+}
+
+uint64_t split_graph_runs(void)
+{
+    return n_run;
 }
 
 void split_end(kvd_backend *be)
 {
     for (int i = 0; i < N_MAX; i++)
         check(!held[i].ptr);
+    check(n_task == 0);
+    free(tasks);
+    tasks       = NULL;
+    n_task_max  = 0;
     be->ops     = real;
     be->unified = true;
 }

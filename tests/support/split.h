@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* split.h - a CPU backend whose DEVICE memory only ops can touch: host code that reads or writes it
- * ends with a signal, as it would with a GPU's. */
+/* split.h - a CPU backend that works like a GPU's as far as host code can tell: its DEVICE memory
+ * only ops can touch (anything else ends with a signal), and ops run as late as they may, when a
+ * stream is waited for: what they read has to be as it was meant until then.  Steps are recorded.
+ */
 #ifndef KVD_TEST_SPLIT_H
 #define KVD_TEST_SPLIT_H
 
@@ -10,5 +12,7 @@
  * stays as it was. */
 void split_begin(kvd_backend *be);
 void split_end(kvd_backend *be); /* all that was allocated in between has been freed */
+
+uint64_t split_graph_runs(void); /* since split_begin() */
 
 #endif

@@ -13,7 +13,7 @@
 #include "engine/engine.h"
 #include "support/split.h"
 
-enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420 };
+enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420, N_MIXED = 4 };
 
 static kvd_err       err;
 static const char   *fast = "cpu"; /* --backend NAME: another in its place */
@@ -541,35 +541,35 @@ static void test_whole_budget_is_dense(void **state)
     kvd_model_close(m);
 }
 
-/* Three sequences in one batch: each as it is alone; one of them short, so dense. */
+/* Sequences in one batch: each as it is alone; two of them short, so dense, and apart. */
 static void do_not_mix(kvd_model *m, uint32_t zone)
 {
-    static const uint32_t len[3] = { N_PROMPT, 150, 900 };
-    kvd_attention_params  a      = sparse(64, 2.0f);
-    kvd_session          *all, *one[3];
+    static const uint32_t len[N_MIXED] = { N_PROMPT, 150, 900, 60 };
+    kvd_attention_params  a            = sparse(64, 2.0f);
+    kvd_session          *all, *one[N_MIXED];
 
     a.zone = zone;
-    all    = open_session(m, &a, 3, true);
-    for (uint32_t q = 0; q < 3; q++) {
+    all    = open_session(m, &a, N_MIXED, true);
+    for (uint32_t q = 0; q < N_MIXED; q++) {
         one[q] = open_session(m, &a, 1, q == 2);
         prefill(all, q, len[q], q);
         prefill(one[q], 0, len[q], q);
     }
     for (uint32_t i = 0; i < 40; i++) {
-        int32_t token[3];
+        int32_t token[N_MIXED];
 
-        for (uint32_t q = 0; q < 3; q++) {
+        for (uint32_t q = 0; q < N_MIXED; q++) {
             token[q] = token_at(q + 5, i);
             step(one[q], &token[q], 1);
         }
-        step(all, token, 3);
-        for (uint32_t row = 0; row < 3; row++) {
-            assert_memory_equal(kvd_logits(all, row), kvd_logits(one[(row + 1) % 3], 0),
+        step(all, token, N_MIXED);
+        for (uint32_t row = 0; row < N_MIXED; row++) {
+            assert_memory_equal(kvd_logits(all, row), kvd_logits(one[(row + 1) % N_MIXED], 0),
                                 N_VOCAB * sizeof(float));
         }
         kv_check(all->kv);
     }
-    for (uint32_t q = 0; q < 3; q++)
+    for (uint32_t q = 0; q < N_MIXED; q++)
         kvd_session_close(one[q]);
     kvd_session_close(all);
 }
@@ -592,6 +592,7 @@ static void test_split_sequences(void **state)
     (void)state;
     split_begin(m->be);
     do_not_mix(m, 0);
+    assert_true(split_graph_runs() > 0);
     do_not_mix(m, 8);
     split_end(m->be);
     kvd_model_close(m);
