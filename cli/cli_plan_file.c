@@ -88,12 +88,13 @@ static kvd_status take_caps(cli_plan_use *out, kvd_attention_params *a, const pl
  * be planned says why when it is opened. */
 static kvd_status share_host(cli_plan_use *out, const kvd_attention_params *a,
                              kvd_session_params *p, const kvd_model *m, const plan_file *f,
-                             kvd_err *err)
+                             const char *path, kvd_err *err)
 {
     const uint32_t     n    = f->key.n_layer * f->key.n_kv_head;
     kvd_session_params q    = *p;
     kvd_plan           plan = { .struct_size = sizeof(plan) };
     kvd_err            why  = { 0 };
+    kvd_status         st;
 
     q.attention = a;
     if (f->n_size == 0 || kvd_session_plan(m, &q, &plan, &why) != KVD_OK || !plan.kv_spills)
@@ -101,8 +102,10 @@ static kvd_status share_host(cli_plan_use *out, const kvd_attention_params *a,
     out->records = kvd_calloc(n, sizeof(*out->records));
     if (!out->records)
         return kvd_fail(err, KVD_E_NOMEM, 0, "--plan: no memory for %u shares", n);
-    KVD_TRY(plan_file_share_host(f, plan.kv_host_records / plan.n_seq, plan.kv_lane_records,
-                                 out->records, &out->shares, err));
+    st = plan_file_share_host(f, plan.kv_host_records / plan.n_seq, plan.kv_lane_records,
+                              out->records, &out->shares, &why);
+    if (st != KVD_OK)
+        return kvd_fail(err, st, 0, "--plan %.100s: %.380s", path, why.msg);
     out->has_shares   = true;
     p->host_records   = out->shares.by_stalls ? out->records : NULL;
     p->n_host_records = n;
@@ -125,7 +128,7 @@ kvd_status cli_plan_apply(cli_plan_use *out, kvd_attention_params *a, kvd_sessio
     if (st == KVD_OK)
         st = take_caps(out, a, &f, err);
     if (st == KVD_OK)
-        st = share_host(out, a, p, m, &f, err);
+        st = share_host(out, a, p, m, &f, path, err);
     plan_file_free(&f);
     return st;
 }

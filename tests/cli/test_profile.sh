@@ -235,6 +235,15 @@ for plan in plan1 equal; do
 done
 sed 's/"lane_records": [0-9]*/"lane_records": 5/' "$tmp/plan1" >"$tmp/bad"
 expect "sizes beyond the context" 3 'bad: .*sizes' plan "${model[@]}" --plan "$tmp/bad"
+# Times that leave 64 bits show when the tier is shared out; the message says whose they are.
+python3 - "$tmp/plan1" >"$tmp/bad" <<'PY'
+import json, sys
+plan = json.load(open(sys.argv[1]))
+plan["host"]["urgent"][0][0][0] = 2**63 - 1
+print(json.dumps(plan))
+PY
+expect "times that overflow" 2 'plan .*bad: .*64 bits' plan "${model[@]}" -c 9000 -b 64 \
+    --attention sparse --plan "$tmp/bad" "${spill[@]}" --cache-dir "$tmp/d"
 
 other=(plan -m tests/data/tiny/llama.gguf --attention sparse --plan)
 expect "another model" 2 "plan1: .*(qwen|llama).*(qwen|llama)" "${other[@]}" "$tmp/plan1"

@@ -481,6 +481,68 @@ static void test_pool_run_allocates_nothing(void **state)
     os_pool_close(p);
 }
 
+/* ---- modules ------------------------------------------------------------------------------ */
+
+/* This program as far as its first n bytes; 0: all of it. */
+static size_t put_program(const char *name, size_t n)
+{
+    FILE  *f     = fopen("/proc/self/exe", "rb");
+    long   bytes = 0;
+    size_t len;
+    void  *data;
+
+    assert_non_null(f);
+    assert_int_equal(fseek(f, 0, SEEK_END), 0);
+    bytes = ftell(f);
+    rewind(f);
+    len  = n ? n : (size_t)bytes;
+    data = malloc(len);
+    assert_non_null(data);
+    assert_int_equal(fread(data, 1, len, f), len);
+    fclose(f);
+    put_file(name, data, len);
+    free(data);
+    return len;
+}
+
+static void assert_refused(const char *name, const char *text)
+{
+    char why[512] = "";
+
+    assert_null(os_module_open(in_dir(name), why, sizeof(why)));
+    assert_non_null(strstr(why, text));
+}
+
+/* dlopen() would map what is missing, and touching that is SIGBUS. */
+static void test_module_that_is_cut_off(void **state)
+{
+    size_t all;
+
+    (void)state;
+    all = put_program("whole.so", 0);
+    assert_refused("whole.so", "executable"); /* the loader's word: nothing of it is missing */
+    (void)put_program("cut.so", all / 2);
+    assert_refused("cut.so", "cut off");
+    (void)put_program("cut.so", 70); /* within the table of segments */
+    assert_refused("cut.so", "cut off");
+    put_file("cut.so", "", 0);
+    assert_refused("cut.so", "short");
+    put_file("cut.so", "no library, but long enough for a header of 64 bytes, as one would have",
+             71);
+    assert_refused("cut.so", "ELF");
+}
+
+/* A pipe would be waited for. */
+static void test_module_that_is_no_file(void **state)
+{
+    (void)state;
+    assert_int_equal(mkfifo(in_dir("pipe.so"), 0600), 0);
+    assert_refused("pipe.so", "no file");
+    assert_int_equal(mkdir(in_dir("folder.so"), 0700), 0);
+    assert_refused("folder.so", "no file");
+    assert_refused("missing.so", "No such file");
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -503,6 +565,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_pool_refuses_bad_sizes),
         cmocka_unit_test(test_pool_without_memory),
         cmocka_unit_test(test_pool_run_allocates_nothing),
+        cmocka_unit_test(test_module_that_is_cut_off),
+        cmocka_unit_test(test_module_that_is_no_file),
     };
     char command[128];
     int  rc;
