@@ -27,8 +27,7 @@ const kvd_opt cli_options[] = {
       "the same bits however a prompt is cut or sequences are batched; slower" },
     { "gpu-layers", "-ngl --n-gpu-layers", KVD_OPT_INT, "N", "0", 0, 100000, EVAL,
       "any number above 0: the whole model on the GPU (as --backend cuda), or on the CPU where "
-      "there is "
-      "none" },
+      "there is none" },
     { "weights", "", KVD_OPT_CHOICE, "auto|map|copy", "auto", NOLIM, EVAL,
       "map: shared with other processes; copy: huge pages, faster; auto: copy if it takes at most "
       "half of the free memory" },

@@ -491,9 +491,8 @@ typedef struct kvd_record_pack_args {
 } kvd_record_pack_args;
 
 /* Unpacks n records; chunk: its number in the block, param_off: its lane's parameters (VALUES: its
- * lane of the index, from where K comes, rounded to the raw type).  src and dst
- * may be the same record where dst + raw bytes <= src + packed bytes or the packed record begins at
- * dst. */
+ * lane of the index, from where K comes, rounded to the raw type).  src and dst may be the same
+ * record where dst + raw bytes <= src + packed bytes or the packed record begins at dst. */
 typedef struct kvd_record_unpack_args {
     kvd_record_format format; /* not RAW */
     uint64_t          n;
@@ -549,7 +548,7 @@ typedef struct kvd_backend_ops {
     const char *name;
     void (*close)(kvd_backend *);
 
-    /* Bytes kvd reserve() would hold for these limits; reserve grows to cover them and never
+    /* Bytes that reserve would hold for these limits; reserve grows to cover them and never
      * shrinks.  Ops allocate nothing. */
     uint64_t (*reserve_bytes)(const kvd_backend *, const kvd_backend_limits *);
     kvd_status (*reserve)(kvd_backend *, const kvd_backend_limits *, kvd_err *);

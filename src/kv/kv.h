@@ -193,8 +193,7 @@ kvd_status kv_prompt_end(kv_store *s, kvd_err *err); /* abort is left after a fa
 void       kv_prompt_abort(kv_store *s);
 
 /* For the kernels: where a layer's lanes lie, and the blocks of a sequence (committed and reserved,
- * as of kv_step_upload();
- * valid until the sequence changes; what is not raw has no block). */
+ * as of kv_step_upload(); valid until the sequence changes; what is not raw has no block). */
 kvd_kv_layout   kv_layout(const kv_store *s, uint32_t layer);
 const uint64_t *kv_seq_blocks(const kv_store *s, uint32_t seq);
 /* For attention over all tokens: brings a layer's sealed records up where they are not resident.

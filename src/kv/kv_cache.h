@@ -113,9 +113,8 @@ kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
                         uint32_t end, const uint64_t *layer_at, kvd_err *err);
 
 /* A step of a layer.  begin: flights that are due, or all, or have arrived, join.  When the windows
- * have changed: want for each
- * selected chunk's slot, where waits() says so; then claim waits for what is urgent or was given
- * away; what is_late() then is not attended.  Misses: list them, then
+ * have changed: want for each selected chunk's slot, where waits() says so; then claim waits for
+ * what is urgent or was given away; what is_late() then is not attended.  Misses: list them, then
  * fetch.  settle before anything else changes the sequences. */
 kvd_status kv_tier_begin(kv_store *s, uint32_t layer, bool all, kvd_err *err);
 bool       kv_tier_waits(const kv_store *s, uint32_t layer);

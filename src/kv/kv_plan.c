@@ -193,7 +193,8 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
     const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
     const uint64_t slots = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
     const uint64_t index = p->sparse ? lanes * chunks : 0;
-    const uint64_t row   = p->sparse ? (uint64_t)p->n_seq * p->n_kv_head : 0;
+    const uint64_t seqs  = p->sparse ? p->n_seq : 0;
+    const uint64_t row   = seqs * p->n_kv_head;
     /* where all is resident packed records are still made and unpacked, a block at a time */
     const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
     const uint64_t packed = p->record != KVD_RECORD_RAW;
@@ -219,14 +220,13 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         { (void **)&s->lane_slots, 4 * lanes / p->n_seq, KV_LISTS },
         { (void **)&s->cap, 4 * lanes, KV_ARGS },
         { (void **)&s->lane_at, resident ? 0 : 8 * lanes, KV_ARGS },
-        { (void **)&t->place,
-          p->device_steps && p->sparse ? times * p->n_seq * sizeof(*t->place) : 0, KV_ARGS },
+        { (void **)&t->place, p->device_steps ? times * seqs * sizeof(*t->place) : 0, KV_ARGS },
         { (void **)&t->kept_span, times * row * sizeof(*t->kept_span), KV_ARGS },
         { (void **)&t->near_span, row * sizeof(*t->near_span), KV_MAP },
         { (void **)&t->urgent_span, row * sizeof(*t->urgent_span), KV_MAP },
-        { (void **)&t->select, times * row * sizeof(*t->select), KV_ARGS },
+        { (void **)&t->select, times * seqs * sizeof(*t->select), KV_ARGS },
         { (void **)&t->chosen, times * row * sizeof(*t->chosen), KV_FOUND },
-        { (void **)&t->window, times * row * sizeof(*t->window), KV_ARGS },
+        { (void **)&t->window, times * seqs * sizeof(*t->window), KV_ARGS },
         { (void **)&t->change, times * row * sizeof(*t->change), KV_FOUND },
         { (void **)&t->k, 4 * times * row, KV_ARGS },
         { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim), KV_MAP },

@@ -3,8 +3,10 @@
  *
  * Copies may read host memory through PCIe: a few blocks with many bytes in flight fill it (8
  * blocks of 512 threads: 51 of 55 GB/s on an H200), and more would only take processors from other
- * work. Packing and unpacking give the bits of cpu_record_impl.h. Owns: nothing.  Thread: the
- * backend's caller. */
+ * work.
+ *
+ * Packing and unpacking give the bits of cpu_record_impl.h.
+ * Owns: nothing.  Thread: the backend's caller. */
 #include "backend/cuda/cuda_record.cuh"
 
 #define COPY_THREADS   512u
