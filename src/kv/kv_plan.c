@@ -61,7 +61,7 @@ static kvd_status refuse(const kv_sizes *z, const char *tier, uint64_t given, ui
                     "KV cache: %s tier of %" PRIu64 " MiB (%s) is too small, %" PRIu64
                     " MiB are needed (raw blocks %" PRIu64 ", windows %" PRIu64 ", stage %" PRIu64
                     ", index %" PRIu64 ", maps %" PRIu64 ", host records %" PRIu64 " MiB); smaller "
-                    "-b, --budget, --cap, --parallel or -c need less",
+                    "-b, --budget, --cap, -c or fewer sequences need less",
                     tier, given >> 20, flag, (need >> 20) + 1, z->bytes[KV_BUF_RAW] >> 20,
                     z->bytes[KV_BUF_WINDOW] >> 20, z->bytes[KV_BUF_STAGE] >> 20,
                     z->bytes[KV_BUF_INDEX] >> 20, z->bytes[KV_BUF_MAP] >> 20,
