@@ -209,7 +209,7 @@ static void tell(kv_cache *c, const kvd_err *err)
 {
     if (strcmp(c->told, err->msg) == 0)
         return;
-    kvd_log(KVD_LOG_WARN, "prefix cache: not stored: %s", err->msg);
+    kvd_log(KVD_LOG_WARN, "prefix cache: %s", err->msg);
     memcpy(c->told, err->msg, sizeof(c->told));
 }
 

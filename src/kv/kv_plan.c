@@ -60,7 +60,7 @@ static kvd_status refuse_device(const kv_params *p, const kv_sizes *z, kvd_err *
                     "KV cache: device tier of %" PRIu64 " MiB (--kv-device) is too small, %" PRIu64
                     " MiB are needed (raw blocks %" PRIu64 ", windows %" PRIu64 ", stage %" PRIu64
                     ", index %" PRIu64 ", zone %" PRIu64 ", maps %" PRIu64
-                    "); smaller -b, --budget, --cap, -np or -c need less",
+                    "); smaller -b, --budget, --cap, -c or fewer sequences need less",
                     p->device_bytes >> 20, (z->device_bytes >> 20) + 1, z->bytes[KV_BUF_RAW] >> 20,
                     z->bytes[KV_BUF_WINDOW] >> 20, z->bytes[KV_BUF_STAGE] >> 20,
                     (z->bytes[KV_BUF_INDEX] - z->zone_bytes) >> 20, z->zone_bytes >> 20,

@@ -76,6 +76,13 @@ expect "plan, host and cache" 0 'all records: the disk adds only their reuse' \
 expect "plan, disk" 0 'records; the rest lies in --cache-dir' \
     "$kvd" plan $long --kv-device 1100K --kv-host 100K --cache-dir /nonexistent/kvd
 expect "plan, too small" 2 'device tier .*are needed' "$kvd" plan $long --kv-device 1K
+n=$((n + 1))
+for option in $("$kvd" plan $long --kv-device 1K 2>&1 | grep -oE -- ' --?[a-z]+(-[a-z]+)*'); do
+    if ! "$kvd" plan --help | grep -qE -- "(^|[ ,])$option( |,|$)"; then
+        echo "FAILED: plan, too small: it names $option, which is no option"
+        failed=$((failed + 1))
+    fi
+done
 expect "plan json" 0 '"n_ctx":64' "$kvd" plan -m $tiny/llama.gguf -c 64 --json
 expect "doctor" 0 'n_cpu' "$kvd" doctor
 expect "unusable isa" 2 'cpu-isa' "$kvd" bench -m $tiny/llama.gguf --cpu-isa sse9
