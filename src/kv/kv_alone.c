@@ -13,86 +13,19 @@
  * Thread: the session's. */
 #include "kv/kv_cache.h"
 
-/* Numbers of the first sequence and the first lane of a layer's arrays. */
-static size_t seq_at(const kv_store *s, uint32_t layer)
-{
-    return (size_t)layer * s->params.n_seq;
-}
-
-static size_t lane_at(const kv_store *s, uint32_t layer)
-{
-    return seq_at(s, layer) * s->params.n_kv_head;
-}
-
-/* Where ops leave what the host reads at the end. */
-static void *found(const kv_store *s, void *host)
-{
-    const kvd_mem *dev = &s->mirror[KV_FOUND];
-
-    return dev->ptr ? (uint8_t *)dev->ptr + ((uint8_t *)host - (uint8_t *)s->region[KV_FOUND].ptr)
-                    : host;
-}
-
 /* ---- before the layers ---------------------------------------------------------------- */
 
-static void write_kept(kv_store *s, uint32_t i, uint32_t seq, uint32_t layer)
+static void place_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t layer)
 {
-    kv_step      *t = &s->step;
-    const kv_seq *q = &s->seq[seq];
-
-    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
-        const size_t   at   = lane_at(s, layer) + i * s->params.n_kv_head + h;
-        const uint64_t lane = kv_lane(s, seq, layer) + h;
-        uint64_t      *sink = t->sink + at * s->sinks;
-
-        for (uint32_t k = 0; k < s->sinks; k++)
-            sink[k] = s->sizes.resident
-                          ? kv_record_in_block(s, q->block[k / s->block_chunks], layer, h, k)
-                          : kv_record_in_window(s, lane, k);
-        t->kept_span[at] = (kvd_attn_span){ .record    = kv_dev(s, sink),
-                                            .n_record  = s->sinks,
-                                            .block     = kv_dev(s, q->block),
-                                            .first_key = q->n_sealed,
-                                            .end_key   = q->len + 1 };
-        t->k[at]         = kv_refills(q) ? s->cap[lane] : q->budget;
-    }
-}
-
-static void write_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint32_t layer)
-{
-    kv_step       *t    = &s->step;
     const kv_seq  *q    = &s->seq[seq];
     const uint64_t lane = kv_lane(s, seq, layer);
-    const size_t   at   = seq_at(s, layer) + i;
-    const uint64_t list = (uint64_t)i * s->params.n_kv_head * s->slots_max; /* of this layer */
-    const uint64_t late = (lane_at(s, layer) + i * s->params.n_kv_head) * s->slots_max;
+    const bool     in   = s->sizes.resident;
 
-    t->select[at] = (kvd_select_seq){ .row         = row,
-                                      .first_chunk = s->sinks,
-                                      .n_chunk     = q->n_sealed / s->params.chunk_tokens,
-                                      .k           = kv_dev(s, t->k + at * s->params.n_kv_head),
-                                      .iblock      = kv_dev(s, q->iblock),
-                                      .score = t->score + i * s->params.n_kv_head * s->n_chunk_max,
-                                      .ema   = s->ema + lane * s->n_chunk_max,
-                                      .sel   = t->sel + list };
-    t->window[at] = (kvd_window_seq){ .step     = q->step,
-                                      .refill   = kv_refills(q),
-                                      .cap      = kv_dev(s, s->cap + lane),
-                                      .sel      = t->sel + list,
-                                      .ema      = s->ema + lane * s->n_chunk_max,
-                                      .slot_of  = s->slot_of + lane * s->n_chunk_max,
-                                      .chunk_of = s->chunk_of + lane * s->slots_max,
-                                      .stamp    = s->stamp + lane * s->slots_max,
-                                      .stay     = t->stay + list,
-                                      .fetch    = t->fetch + late,
-                                      .into     = t->into + late };
-    t->place[at] =
-        (kvd_window_place){ .block = kv_dev(s, q->block),
-                            .at    = s->sizes.resident ? NULL : kv_dev(s, s->lane_at + lane),
-                            .host_of =
-                                s->sizes.resident ? NULL : s->host_of + lane * s->n_chunk_max,
-                            .iblock = kv_dev(s, q->iblock) };
-    write_kept(s, i, seq, layer);
+    s->step.place[kv_seq_at(s, layer) + i] =
+        (kvd_window_place){ .block   = kv_dev(s, q->block),
+                            .at      = in ? NULL : kv_dev(s, s->lane_at + lane),
+                            .host_of = in ? NULL : s->host_of + lane * s->n_chunk_max,
+                            .iblock  = kv_dev(s, q->iblock) };
 }
 
 kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const uint32_t *row,
@@ -106,8 +39,10 @@ kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const
     for (uint32_t i = 0; i < n_row; i++) {
         if (kv_refills(&s->seq[seq[i]]))
             KVD_TRY(kv_clear_windows(s, st, seq[i], err));
-        for (uint32_t il = 0; il < s->params.n_layer; il++)
-            write_row(s, i, seq[i], row[i], il);
+        for (uint32_t il = 0; il < s->params.n_layer; il++) {
+            kv_list_row(s, i, seq[i], row[i], il);
+            place_row(s, i, seq[i], il);
+        }
         s->counts.n_step++;
     }
     return KVD_OK;
@@ -124,7 +59,7 @@ kvd_status kv_step_upload(kv_store *s, kvd_stream *st, kvd_err *err)
 
 static void count_lane(kv_store *s, uint32_t i, uint32_t layer, uint32_t head)
 {
-    const size_t             at  = lane_at(s, layer) + i * s->params.n_kv_head + head;
+    const size_t             at  = kv_lane_at(s, layer) + i * s->params.n_kv_head + head;
     const kvd_window_result *r   = &s->step.change[at];
     const uint32_t           seq = s->step.rows_seq[i];
 
@@ -156,9 +91,9 @@ static kvd_status fetch_misses(kv_store *s, kvd_stream *st, const kv_query *q, b
     const kvd_window_fetch_args a = {
         .n_seq       = q->n_row,
         .n_kv_head   = s->params.n_kv_head,
-        .seq         = kv_dev(s, s->step.window + seq_at(s, q->layer)),
-        .place       = kv_dev(s, s->step.place + seq_at(s, q->layer)),
-        .change      = found(s, s->step.change + lane_at(s, q->layer)),
+        .seq         = kv_dev(s, s->step.window + kv_seq_at(s, q->layer)),
+        .place       = kv_dev(s, s->step.place + kv_seq_at(s, q->layer)),
+        .change      = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
         .kv          = s->layout,
         .format      = s->record,
         .host        = s->host.ptr,
@@ -222,54 +157,18 @@ static kvd_status start_late(kv_store *s, kvd_stream *st, const kv_query *q, kvd
 
 /* ---- the stages ------------------------------------------------------------------------ */
 
-static kvd_status score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
-{
-    kvd_select_args a = { .n_seq       = q->n_row,
-                          .n_head      = s->params.n_head,
-                          .seq         = kv_dev(s, s->step.select + seq_at(s, q->layer)),
-                          .index       = s->index,
-                          .q_stride    = q->q_stride,
-                          .lse_stride  = s->params.n_head,
-                          .lane_stride = s->n_chunk_max,
-                          .sel_stride  = s->slots_max,
-                          .q           = q->q,
-                          .kept_lse    = s->step.lse,
-                          .result      = found(s, s->step.chosen + lane_at(s, q->layer)),
-                          .rule        = s->policy.rule,
-                          .scale       = q->scale,
-                          .alpha       = s->policy.alpha,
-                          .top_p       = s->policy.top_p };
-
-    a.index.lane_off = (uint64_t)q->layer * s->params.n_kv_head * s->index.head_stride;
-    return s->be->ops->select(st, &a, err);
-}
-
-static kvd_status change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
-{
-    const kvd_window_args a = { .n_seq       = q->n_row,
-                                .n_kv_head   = s->params.n_kv_head,
-                                .seq         = kv_dev(s, s->step.window + seq_at(s, q->layer)),
-                                .select      = found(s, s->step.chosen + lane_at(s, q->layer)),
-                                .result      = found(s, s->step.change + lane_at(s, q->layer)),
-                                .lane_stride = s->n_chunk_max,
-                                .slot_stride = s->slots_max,
-                                .sel_stride  = s->slots_max,
-                                .policy      = s->policy.evict,
-                                .strict      = s->policy.strict };
-
-    return s->be->ops->window(st, &a, err);
-}
-
 static kvd_status list_spans(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     const kvd_window_spans_args a = { .n_seq     = q->n_row,
                                       .n_kv_head = s->params.n_kv_head,
-                                      .seq       = kv_dev(s, s->step.window + seq_at(s, q->layer)),
-                                      .place     = kv_dev(s, s->step.place + seq_at(s, q->layer)),
-                                      .select    = found(s, s->step.chosen + lane_at(s, q->layer)),
-                                      .change    = found(s, s->step.change + lane_at(s, q->layer)),
-                                      .kv        = kv_layout(s, q->layer),
-                                      .slot_off  = s->sinks * s->layout.record_bytes,
+                                      .seq   = kv_dev(s, s->step.window + kv_seq_at(s, q->layer)),
+                                      .place = kv_dev(s, s->step.place + kv_seq_at(s, q->layer)),
+                                      .select =
+                                          kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
+                                      .change =
+                                          kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
+                                      .kv          = kv_layout(s, q->layer),
+                                      .slot_off    = s->sinks * s->layout.record_bytes,
                                       .lane_stride = s->n_chunk_max,
                                       .slot_stride = s->slots_max,
                                       .sel_stride  = s->slots_max,
@@ -286,10 +185,9 @@ static kvd_status list_spans(kv_store *s, kvd_stream *st, const kv_query *q, kvd
 
 kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    KVD_TRY(kv_attend_spans(s, st, q, kv_dev(s, s->step.kept_span + lane_at(s, q->layer)), true,
-                            s->step.lse, NULL, err));
-    KVD_TRY(score_chunks(s, st, q, err));
-    KVD_TRY(change_windows(s, st, q, err));
+    KVD_TRY(kv_attend_kept(s, st, q, err));
+    KVD_TRY(kv_score_chunks(s, st, q, err));
+    KVD_TRY(kv_change_windows(s, st, q, err));
     KVD_TRY(list_spans(s, st, q, err));
     return start_late(s, st, q, err);
 }

@@ -266,6 +266,34 @@ static inline void *kv_dev(const kv_store *s, const void *args)
     return (uint8_t *)dev->ptr + off;
 }
 
+/* The same in a step: with the host in between, it is read where it is. */
+static inline void *kv_step_dev(const kv_store *s, void *args)
+{
+    return s->step.alone ? kv_dev(s, args) : args;
+}
+
+/* Where a step's ops leave what the host reads in FOUND. */
+static inline void *kv_found(const kv_store *s, void *host)
+{
+    const kvd_mem *dev = &s->mirror[KV_FOUND];
+
+    return s->step.alone && dev->ptr
+               ? (uint8_t *)dev->ptr + ((uint8_t *)host - (uint8_t *)s->region[KV_FOUND].ptr)
+               : host;
+}
+
+/* Numbers of the first sequence and the first lane of a layer's arrays in a step: each layer has
+ * its own where the device goes alone, else they share them. */
+static inline size_t kv_seq_at(const kv_store *s, uint32_t layer)
+{
+    return s->step.alone ? (size_t)layer * s->params.n_seq : 0;
+}
+
+static inline size_t kv_lane_at(const kv_store *s, uint32_t layer)
+{
+    return kv_seq_at(s, layer) * s->params.n_kv_head;
+}
+
 /* Before lists are written anew that ops may not have read yet. */
 static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err)
 {
@@ -329,12 +357,18 @@ bool       kv_zone_used(const kv_store *s);
 kvd_status kv_zone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 
 /* kv_step.c.  What every step does with a sequence's or a lane's part of it. */
-kvd_status         kv_clear_windows(kv_store *s, kvd_stream *st, uint32_t seq, kvd_err *err);
-void               kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
-                                 const kvd_select_result *chosen, const kvd_window_result *change);
-kvd_status         kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
-                                   const kvd_attn_span *span, bool first, float *lse, float *out,
-                                   kvd_err *err);
+kvd_status kv_clear_windows(kv_store *s, kvd_stream *st, uint32_t seq, kvd_err *err);
+void       kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
+                         const kvd_select_result *chosen, const kvd_window_result *change);
+kvd_status kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
+                           const kvd_attn_span *span, bool first, float *lse, float *out,
+                           kvd_err *err);
+/* What ops of a layer read of row number i of a step, row `row` of q, of sequence seq; then the
+ * ops: attention to the kept set, scores and selection, the window's change. */
+void               kv_list_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint32_t layer);
+kvd_status         kv_attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+kvd_status         kv_score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+kvd_status         kv_change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 static inline bool kv_refills(const kv_seq *q)
 {
     return q->step == 0;

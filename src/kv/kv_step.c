@@ -150,103 +150,100 @@ kvd_status kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
 }
 
 /* Sinks and everything that is not sealed, the new token included. */
-static kvd_status attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+static void list_kept(kv_store *s, uint32_t i, uint32_t seq, uint32_t layer)
 {
-    for (uint32_t i = 0; i < q->n_row; i++) {
-        const kv_seq *seq = &s->seq[q->seq[i]];
+    const kv_seq *q = &s->seq[seq];
 
-        for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
-            const uint32_t lane = i * s->params.n_kv_head + h;
-            uint64_t      *sink = s->step.sink + (uint64_t)lane * s->sinks;
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        const size_t at   = kv_lane_at(s, layer) + i * s->params.n_kv_head + h;
+        uint64_t    *sink = s->step.sink + at * s->sinks;
 
-            for (uint32_t k = 0; k < s->sinks; k++)
-                sink[k] = record_of_sink(s, q->seq[i], q->layer, h, k);
-            s->step.kept_span[lane] = (kvd_attn_span){ .record    = sink,
-                                                       .n_record  = s->sinks,
-                                                       .block     = seq->block,
-                                                       .first_key = seq->n_sealed,
-                                                       .end_key   = seq->len + 1 };
-        }
+        for (uint32_t k = 0; k < s->sinks; k++)
+            sink[k] = record_of_sink(s, seq, layer, h, k);
+        s->step.kept_span[at] = (kvd_attn_span){ .record    = kv_step_dev(s, sink),
+                                                 .n_record  = s->sinks,
+                                                 .block     = kv_step_dev(s, q->block),
+                                                 .first_key = q->n_sealed,
+                                                 .end_key   = q->len + 1 };
+        s->step.k[at]         = kv_refills(q) ? s->cap[kv_lane(s, seq, layer) + h] : q->budget;
     }
-    return kv_attend_spans(s, st, q, s->step.kept_span, true, s->step.lse, NULL, err);
+}
+
+void kv_list_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint32_t layer)
+{
+    kv_step       *t    = &s->step;
+    const kv_seq  *q    = &s->seq[seq];
+    const uint32_t n_h  = s->params.n_kv_head;
+    const uint64_t lane = kv_lane(s, seq, layer);
+    const size_t   at   = kv_seq_at(s, layer) + i;
+    const uint64_t list = (uint64_t)i * n_h * s->slots_max;
+    const uint64_t own  = at * n_h * s->slots_max; /* what is still read in later layers */
+
+    list_kept(s, i, seq, layer);
+    t->select[at] = (kvd_select_seq){ .row         = row,
+                                      .first_chunk = s->sinks,
+                                      .n_chunk     = q->n_sealed / s->params.chunk_tokens,
+                                      .k           = kv_step_dev(s, t->k + at * n_h),
+                                      .iblock      = kv_step_dev(s, q->iblock),
+                                      .score       = t->score + (uint64_t)i * n_h * s->n_chunk_max,
+                                      .ema         = s->ema + lane * s->n_chunk_max,
+                                      .sel         = t->sel + list };
+    t->window[at] = (kvd_window_seq){ .step     = q->step,
+                                      .refill   = kv_refills(q),
+                                      .cap      = kv_step_dev(s, s->cap + lane),
+                                      .sel      = t->sel + list,
+                                      .ema      = s->ema + lane * s->n_chunk_max,
+                                      .slot_of  = s->slot_of + lane * s->n_chunk_max,
+                                      .chunk_of = s->chunk_of + lane * s->slots_max,
+                                      .stamp    = s->stamp + lane * s->slots_max,
+                                      .stay     = t->stay + list,
+                                      .fetch    = t->fetch + own,
+                                      .into     = t->into + own };
+}
+
+kvd_status kv_attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    return kv_attend_spans(s, st, q, kv_step_dev(s, s->step.kept_span + kv_lane_at(s, q->layer)),
+                           true, s->step.lse, NULL, err);
 }
 
 /* ---- select -------------------------------------------------------------------------- */
 
-static kvd_status score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+kvd_status kv_score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    kv_step        *t   = &s->step;
-    const uint32_t  n_h = s->params.n_kv_head;
-    kvd_select_args a   = { .n_seq       = q->n_row,
-                            .n_head      = s->params.n_head,
-                            .seq         = t->select,
-                            .index       = s->index,
-                            .q_stride    = q->q_stride,
-                            .lse_stride  = s->params.n_head,
-                            .lane_stride = s->n_chunk_max,
-                            .sel_stride  = s->slots_max,
-                            .q           = q->q,
-                            .kept_lse    = t->lse,
-                            .result      = t->chosen,
-                            .rule        = s->policy.rule,
-                            .scale       = q->scale,
-                            .alpha       = s->policy.alpha,
-                            .top_p       = s->policy.top_p };
+    kvd_select_args a = { .n_seq       = q->n_row,
+                          .n_head      = s->params.n_head,
+                          .seq         = kv_step_dev(s, s->step.select + kv_seq_at(s, q->layer)),
+                          .index       = s->index,
+                          .q_stride    = q->q_stride,
+                          .lse_stride  = s->params.n_head,
+                          .lane_stride = s->n_chunk_max,
+                          .sel_stride  = s->slots_max,
+                          .q           = q->q,
+                          .kept_lse    = s->step.lse,
+                          .result      = kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
+                          .rule        = s->policy.rule,
+                          .scale       = q->scale,
+                          .alpha       = s->policy.alpha,
+                          .top_p       = s->policy.top_p };
 
-    a.index.lane_off = (uint64_t)q->layer * n_h * s->index.head_stride;
-    for (uint32_t i = 0; i < q->n_row; i++) {
-        const kv_seq   *seq = &s->seq[q->seq[i]];
-        const uint32_t *cap = s->cap + kv_lane(s, q->seq[i], q->layer);
-        uint32_t       *k   = t->k + (size_t)i * n_h;
-
-        for (uint32_t h = 0; h < n_h; h++)
-            k[h] = kv_refills(seq) ? cap[h] : seq->budget;
-        t->select[i] = (kvd_select_seq){
-            .row         = q->row[i],
-            .first_chunk = s->sinks,
-            .n_chunk     = seq->n_sealed / s->params.chunk_tokens,
-            .k           = k,
-            .iblock      = seq->iblock,
-            .score       = t->score + (uint64_t)i * n_h * s->n_chunk_max,
-            .ema         = s->ema + kv_lane(s, q->seq[i], q->layer) * s->n_chunk_max,
-            .sel         = t->sel + (uint64_t)i * n_h * s->slots_max,
-        };
-    }
+    a.index.lane_off = (uint64_t)q->layer * s->params.n_kv_head * s->index.head_stride;
     return s->be->ops->select(st, &a, err);
 }
 
-static kvd_status change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+kvd_status kv_change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    kv_step              *t   = &s->step;
-    const uint32_t        n_h = s->params.n_kv_head;
-    const kvd_window_args a   = { .n_seq       = q->n_row,
-                                  .n_kv_head   = n_h,
-                                  .seq         = t->window,
-                                  .select      = t->chosen,
-                                  .result      = t->change,
-                                  .lane_stride = s->n_chunk_max,
-                                  .slot_stride = s->slots_max,
-                                  .sel_stride  = s->slots_max,
-                                  .policy      = s->policy.evict,
-                                  .strict      = s->policy.strict };
+    const kvd_window_args a = { .n_seq     = q->n_row,
+                                .n_kv_head = s->params.n_kv_head,
+                                .seq    = kv_step_dev(s, s->step.window + kv_seq_at(s, q->layer)),
+                                .select = kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
+                                .result = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
+                                .lane_stride = s->n_chunk_max,
+                                .slot_stride = s->slots_max,
+                                .sel_stride  = s->slots_max,
+                                .policy      = s->policy.evict,
+                                .strict      = s->policy.strict };
 
-    for (uint32_t i = 0; i < q->n_row; i++) {
-        const kv_seq  *seq  = &s->seq[q->seq[i]];
-        const uint64_t lane = kv_lane(s, q->seq[i], q->layer);
-        const uint64_t list = (uint64_t)i * n_h * s->slots_max;
-
-        t->window[i] = (kvd_window_seq){ .step     = seq->step,
-                                         .refill   = kv_refills(seq),
-                                         .cap      = s->cap + lane,
-                                         .sel      = t->sel + list,
-                                         .ema      = s->ema + lane * s->n_chunk_max,
-                                         .slot_of  = s->slot_of + lane * s->n_chunk_max,
-                                         .chunk_of = s->chunk_of + lane * s->slots_max,
-                                         .stamp    = s->stamp + lane * s->slots_max,
-                                         .stay     = t->stay + list,
-                                         .fetch    = t->fetch + list,
-                                         .into     = t->into + list };
-    }
     return s->be->ops->window(st, &a, err);
 }
 
@@ -366,13 +363,15 @@ static kvd_status host_select(kv_store *s, kvd_stream *st, const kv_query *q, kv
         s->counts.n_step++;
     }
     KVD_TRY(kv_tier_begin(s, q->layer, refill, err)); /* earlier steps' late records */
-    KVD_TRY(attend_kept(s, st, q, err));
-    KVD_TRY(score_chunks(s, st, q, err));
+    for (uint32_t i = 0; i < q->n_row; i++)
+        kv_list_row(s, i, q->seq[i], q->row[i], q->layer);
+    KVD_TRY(kv_attend_kept(s, st, q, err));
+    KVD_TRY(kv_score_chunks(s, st, q, err));
     if (s->tap) {
         KVD_TRY(s->be->ops->stream_sync(st, err));
         show_lanes(s, q);
     }
-    KVD_TRY(change_windows(s, st, q, err));
+    KVD_TRY(kv_change_windows(s, st, q, err));
     KVD_TRY(kv_wait_lists(s, st, err)); /* what follows goes by the change */
     KVD_TRY(settle_late(s, q, err));
     for (uint32_t i = 0; i < q->n_row; i++)
