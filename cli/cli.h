@@ -94,6 +94,52 @@ kvd_status cli_tokenize_chat(const kvd_model *m, const char *messages_json, cons
 const char *cli_grouped(uint64_t n, char out[32]);
 double      cli_mib(uint64_t bytes);
 
+/* ---- cli_bench.c ---------------------------------------------------------------------- */
+
+#define CLI_LIST_MAX 32
+typedef struct cli_list {
+    uint32_t x[CLI_LIST_MAX];
+    int      n;
+} cli_list;
+/* "128,512" of an option. */
+kvd_status cli_parse_list(const kvd_opts *o, const char *name, cli_list *out, kvd_err *err);
+
+/* ---- cli_bench_shape.c, cli_bench_row.c ---------------------------------------------- */
+
+/* bench --shape without -p: steps over made-up rows, stage by stage. */
+kvd_status cli_bench_shape(kvd_model *m, const kvd_opts *o, kvd_err *err);
+
+enum { /* columns that are numbers; names and forms are cli_bench_row.c's */
+       BENCH_CONTEXT,
+       BENCH_BATCH,
+       BENCH_TOK_S,
+       BENCH_MS,
+       BENCH_MS_P10,
+       BENCH_MS_P90,
+       BENCH_N,
+       BENCH_HITS,
+       BENCH_STAGE_MS,                                    /* and 5 more, as kvd_stage */
+       BENCH_STAGE_MB = BENCH_STAGE_MS + KVD_STAGE_COUNT, /* likewise */
+       BENCH_SUM_MS   = BENCH_STAGE_MB + KVD_STAGE_COUNT,
+       BENCH_OF_SUM,
+       BENCH_OFF_MS,
+       BENCH_EXPOSED,
+       BENCH_PCIE,
+       BENCH_HBM,
+       BENCH_PCIE_RATE,
+       BENCH_ROOF_MS,
+       BENCH_ROOF,
+       BENCH_DEVICE_MIB,
+       BENCH_HOST_MIB,
+       BENCH_FILL_S,
+       BENCH_N_NUMBER
+};
+/* One row of the table; NAN: does not apply. */
+void cli_bench_row(const char *form, bool first, const kvd_opts *o, const double *number);
+/* What stands before the first row and after the last of all. */
+void cli_bench_head(const char *form, const kvd_model *m, const kvd_opts *o);
+void cli_bench_foot(const char *form, bool any);
+
 /* ---- cli_stats.c ------------------------------------------------------------------- */
 
 /* Memory by kind and rates, as --stats shows them. */

@@ -109,7 +109,11 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
     p.rope_base     = (float)kvd_opts_num(o, "rope-freq-base");
     p.weights       = (kvd_weights)choice("auto|map|copy", kvd_opts_text(o, "weights"));
     *out            = NULL;
-    if (!p.path)
+    if (o->command == CMD_BENCH && kvd_opts_text(o, "shape")) {
+        p.shape         = kvd_opts_text(o, "shape");
+        p.shape_weights = kvd_opts_text(o, "shape-type");
+    }
+    if (!p.path && !p.shape)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "no model given: -m FILE (scripts/get-model smollm2 fetches a small one)");
     st = tmpl ? cli_read_file(tmpl, TEMPLATE_MAX_BYTES, &tmpl_buf, err) : KVD_OK;

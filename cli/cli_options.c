@@ -171,6 +171,22 @@ const kvd_opt cli_options[] = {
     { "n-parallel", "-np", KVD_OPT_TEXT, "N,...", "1", NOLIM, CMD_BENCH,
       "sequences decoded together" },
     { "repetitions", "-r", KVD_OPT_INT, "N", "5", 1, 1000, CMD_BENCH, "runs of each case" },
+    { "shape", "", KVD_OPT_TEXT, "NAME", NULL, NOLIM, CMD_BENCH,
+      "no file: random weights of the shape of llama-3-8b, qwen3-8b, qwen3-14b, phi-4-mini or "
+      "tiny; "
+      "without -p, steps over made-up q, K and V, with times and bytes of their stages" },
+    { "shape-type", "", KVD_OPT_CHOICE, "bf16|q8_0|q4_k", "bf16", NOLIM, CMD_BENCH,
+      "--shape: element type of its weights; q4_k: with 6 bits where such files have them" },
+    { "reuse", "", KVD_OPT_NUM, "F", "0.92", 0.01, 1, CMD_BENCH,
+      "--shape: share of a query's variance that stays from step to step; the default gives hit "
+      "rates as of real text" },
+    { "sweep", "", KVD_OPT_TEXT, "NAME=A,B;...", NULL, NOLIM, CMD_BENCH,
+      "--shape: a row for each value of these options, and of --n-depth and --n-parallel: "
+      "'cap=1,2,4;kv-record=same,int8'" },
+    { "hbm-rate", "", KVD_OPT_NUM, "GB/S", "4200", 1, 1000000, CMD_BENCH,
+      "--shape: what the roofline takes the device's memory for" },
+    { "pcie-rate", "", KVD_OPT_NUM, "GB/S", "0", 0, 1000000, CMD_BENCH,
+      "--shape: likewise the host's; 0: as the step that fills the windows moves such records" },
     { "output", "-o", KVD_OPT_CHOICE, "md|csv|json", "md", NOLIM, CMD_BENCH, "form of the table" },
 
     /* perplexity */

@@ -118,6 +118,10 @@ typedef struct kvd_model_params {
     uint32_t         rope_orig_ctx; /* YARN: 0 means the file's context length */
     float            rope_base;     /* 0: the file's */
     kvd_weights      weights;
+    /* For measuring speed, in place of a file: the shape of a known model ("llama-3-8b",
+     * "qwen3-8b", "qwen3-14b", "phi-4-mini", "tiny") with random weights of a type ("bf16", "q8_0",
+     * "q4_k"; NULL: bf16), without tokenizer or template.  RoPE options do not apply */
+    const char *shape, *shape_weights;
 } kvd_model_params;
 #define KVD_MODEL_PARAMS_INIT                   \
     {                                           \
@@ -396,6 +400,48 @@ KVD_API KVD_MUST_USE kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, u
  * depth.  What follows is not text. */
 KVD_API KVD_MUST_USE kvd_status kvd_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token,
                                                    kvd_err *err);
+/* How evaluations run from now on, for measuring alone: what they answer means nothing. */
+typedef struct kvd_measure_params {
+    size_t struct_size;
+    /* Of every token q, K and V are made up in place of what the model computed, by a generator
+     * whose queries keep this share of their variance from step to step: KVD_MEASURE_REUSE gives
+     * hit rates as of real text; 0: they are the model's.  kvd_seq_synthesize() makes fitting keys
+     */
+    float reuse;
+    /* Time and bytes of stages, for kvd_session_get_stages(): what a step does beside itself is
+     * done in its place, steps are not the same speed */
+    bool stages;
+    bool no_fetch; /* misses are counted and attended, but their records are not moved */
+} kvd_measure_params;
+#define KVD_MEASURE_PARAMS_INIT                   \
+    {                                             \
+        .struct_size = sizeof(kvd_measure_params) \
+    }
+#define KVD_MEASURE_REUSE 0.92f
+/* NULL: evaluations are as they were.  What was measured starts from zero. */
+KVD_API KVD_MUST_USE kvd_status kvd_session_measure(kvd_session *s, const kvd_measure_params *p,
+                                                    kvd_err *err);
+
+typedef enum kvd_stage {
+    KVD_STAGE_QKV,    /* embedding, norm, projections, rotation, append */
+    KVD_STAGE_SELECT, /* kept tokens, scores, top k, the window's change */
+    KVD_STAGE_FETCH,  /* records from lower tiers, those of later use included */
+    KVD_STAGE_ATTEND,
+    KVD_STAGE_FFN, /* output projection, feed-forward part */
+    KVD_STAGE_LOGITS
+} kvd_stage;
+#define KVD_STAGE_COUNT 6
+
+/* Of decode steps since kvd_session_measure(): every row one new token with logits wanted. */
+typedef struct kvd_stages {
+    size_t   struct_size;
+    uint64_t n_step;
+    uint64_t ns[KVD_STAGE_COUNT];
+    uint64_t bytes[KVD_STAGE_COUNT]; /* that it must read, once: weights, index, records; FETCH:
+                                        from the host */
+} kvd_stages;
+KVD_API void kvd_session_get_stages(const kvd_session *s, kvd_stages *out);
+
 /* Makes the evaluation under way, or else the next one, return KVD_E_CANCELED at a layer edge; the
  * request is consumed by that return.  Any thread; async-signal-safe. */
 KVD_API void kvd_session_cancel(kvd_session *s);

@@ -79,7 +79,7 @@ void kvd_model_get_info(const kvd_model *m, kvd_model_info *out)
          .isa                = m->be->isa,
          .chat_template      = m->tmpl_text,
          .n_param            = model_n_param(m->net),
-         .weight_bytes       = gguf_tensor_bytes(m->file),
+         .weight_bytes       = engine_model_weight_bytes(m),
          .n_layer            = hp->n_layer,
          .n_embd             = hp->n_embd,
          .n_head             = hp->n_head,
@@ -168,6 +168,11 @@ static kvd_status check_spans(const kvd_span *s, size_t n, size_t len, kvd_err *
     return KVD_OK;
 }
 
+static kvd_status no_tokenizer(kvd_err *err)
+{
+    return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "a shape has no tokenizer");
+}
+
 kvd_status kvd_tokenize(const kvd_model *m, const char *text, size_t len, const kvd_span *trusted,
                         size_t n_trusted, bool add_bos, int32_t *token, size_t cap, size_t *n_token,
                         kvd_err *err)
@@ -176,6 +181,8 @@ kvd_status kvd_tokenize(const kvd_model *m, const char *text, size_t len, const 
     kvd_status st;
 
     *n_token = 0;
+    if (!m->tok)
+        return no_tokenizer(err);
     KVD_TRY(check_spans(trusted, n_trusted, len, err));
     st = tok_encode(m->tok, text, len, trusted, n_trusted, add_bos, &ids, err);
     if (st == KVD_OK) {
@@ -191,23 +198,28 @@ kvd_status kvd_tokenize(const kvd_model *m, const char *text, size_t len, const 
 
 const char *kvd_token_bytes(const kvd_model *m, int32_t token, size_t *len)
 {
-    return tok_bytes(m->tok, token, len);
+    if (m->tok)
+        return tok_bytes(m->tok, token, len);
+    if (len)
+        *len = 0;
+    return "";
 }
 
 bool kvd_token_is_end(const kvd_model *m, int32_t token)
 {
-    return tok_is_end(m->tok, token);
+    return m->tok && tok_is_end(m->tok, token);
 }
 
 bool kvd_token_is_special(const kvd_model *m, int32_t token)
 {
-    return tok_is_special(m->tok, token);
+    return m->tok && tok_is_special(m->tok, token);
 }
 
 /* A kvd_detok is a tok_stream: the public name of the same object. */
 kvd_status kvd_detok_open(kvd_detok **out, const kvd_model *m, kvd_err *err)
 {
-    return tok_stream_open((tok_stream **)out, m->tok, err);
+    *out = NULL;
+    return m->tok ? tok_stream_open((tok_stream **)out, m->tok, err) : no_tokenizer(err);
 }
 
 const char *kvd_detok_feed(kvd_detok *d, int32_t token, bool show_special, size_t *len)
@@ -360,6 +372,22 @@ kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_e
 kvd_status kvd_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err)
 {
     return engine_seq_synthesize(s, seq, n_token, err);
+}
+
+kvd_status kvd_session_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *err)
+{
+    kvd_measure_params q = KVD_MEASURE_PARAMS_INIT;
+
+    if (p)
+        KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_measure_params", err));
+    return engine_measure(s, &q, err);
+}
+
+void kvd_session_get_stages(const kvd_session *s, kvd_stages *out)
+{
+    kvd_stages st = s->measure.sum;
+
+    give_struct(out, &st, sizeof(st));
 }
 
 void kvd_session_cancel(kvd_session *s)

@@ -529,6 +529,25 @@ typedef struct kvd_record_copy_args {
     void           *dst;
 } kvd_record_copy_args;
 
+/* ---- args: measuring --------------------------------------------------------------- */
+
+/* Made-up q, K and V in place of a model's, for measuring speed: rows are numbers of their position
+ * in one stream for each sequence (synth.h says which), whatever else the batch holds. */
+typedef struct kvd_synth_args {
+    uint32_t          n_seq, n_token; /* as in kvd_attn_args */
+    const kvd_kv_seq *seq;            /* block is not read */
+    uint32_t          n_head, n_kv_head, head_dim;
+    uint32_t          layer, stream;                /* stream of the first sequence, then + 1 */
+    uint64_t          q_stride, k_stride, v_stride; /* between tokens */
+    float            *q, *k, *v;                    /* q NULL: K and V alone */
+    float             reuse; /* share of a query's variance that stays from step to step, <= 1 */
+} kvd_synth_args;
+
+/* *at becomes the time, in ns of some clock, when all before it on the stream is done. */
+typedef struct kvd_mark_args {
+    uint64_t *at;
+} kvd_mark_args;
+
 /* The largest shapes a session will ask for: what scratch is sized by. */
 typedef struct kvd_backend_limits {
     uint32_t n_token; /* rows of one matmul or attention call */
@@ -542,7 +561,7 @@ typedef struct kvd_backend_limits {
 
 /* ---- the table ------------------------------------------------------------------- */
 
-#define KVD_BACKEND_ABI 4
+#define KVD_BACKEND_ABI 5
 typedef struct kvd_backend_ops {
     uint32_t    abi;
     const char *name;
@@ -603,6 +622,8 @@ typedef struct kvd_backend_ops {
     kvd_status (*record_copy)(kvd_stream *, const kvd_record_copy_args *, kvd_err *);
     kvd_status (*record_pack)(kvd_stream *, const kvd_record_pack_args *, kvd_err *);
     kvd_status (*record_unpack)(kvd_stream *, const kvd_record_unpack_args *, kvd_err *);
+    kvd_status (*synth)(kvd_stream *, const kvd_synth_args *, kvd_err *);
+    kvd_status (*mark)(kvd_stream *, const kvd_mark_args *, kvd_err *);
 } kvd_backend_ops;
 
 /* Every backend object begins with this. */

@@ -447,6 +447,15 @@ void kvd_opts_close(kvd_opts *o)
 
 /* ---- looking at values ------------------------------------------------------------ */
 
+kvd_status kvd_opts_set(kvd_opts *o, const char *name, const char *text, kvd_err *err)
+{
+    const int i = find_name(o, name);
+
+    if (i < 0 || !(o->table[i].commands & o->command))
+        return unknown_key(o, NULL, name, err);
+    return set(o, i, text, KVD_OPT_ARGV, "option", err);
+}
+
 const kvd_opt_value *kvd_opts_get(const kvd_opts *o, const char *name)
 {
     const int i = find_name(o, name);

@@ -64,6 +64,8 @@ typedef struct kvd_opts {
 kvd_status kvd_opts_open(kvd_opts *o, const kvd_opt *table, uint32_t n, uint32_t command, int argc,
                          const char *const *argv, kvd_err *err);
 void       kvd_opts_close(kvd_opts *o);
+/* Another value for an option of the command, as if given there. */
+kvd_status kvd_opts_set(kvd_opts *o, const char *name, const char *text, kvd_err *err);
 
 const kvd_opt_value *kvd_opts_get(const kvd_opts *o, const char *name); /* asserts that it exists */
 const char          *kvd_opts_text(const kvd_opts *o, const char *name); /* NULL: not set */

@@ -22,7 +22,7 @@
 /* ---- opened model (engine_model.c) ------------------------------------------------ */
 
 struct kvd_model {
-    gguf_file   *file;
+    gguf_file   *file; /* NULL, as tok: the model is only a shape */
     model       *net;
     kvd_backend *be;
     kvd_stream  *stream;
@@ -39,6 +39,7 @@ kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err
 kvd_status engine_model_reserve(kvd_model *m, const kvd_backend_limits *lim, kvd_err *err);
 void       engine_model_close(kvd_model *m);
 uint64_t   engine_model_heap_bytes(const kvd_model *m);
+uint64_t   engine_model_weight_bytes(const kvd_model *m);
 kvd_status engine_chat_render(const kvd_model *m, const kvd_chat_request *r, kvd_buf *out,
                               kvd_span **spans, size_t *n_span, kvd_err *err);
 
@@ -104,6 +105,14 @@ typedef struct engine_seq {
     bool     rope_long;  /* its K was rotated with the long factors (LongRoPE) */
 } engine_seq;
 
+/* What kvd_session_measure() asked for; zero: nothing. */
+typedef struct engine_measuring {
+    kvd_measure_params params;
+    kvd_mem            at, seen; /* DEVICE, PINNED: when stages ended; none without stages */
+    kvd_stages         sum;
+    uint64_t           moved, attended; /* of the store's counts, what is in sum already */
+} engine_measuring;
+
 struct kvd_session {
     kvd_model         *model;
     kvd_session_params params; /* complete: no zeros left but kv_device and kv_host */
@@ -136,6 +145,8 @@ struct kvd_session {
     uint32_t    n_logits; /* valid rows in buf.logits */
     atomic_bool cancel;
     kvd_stats   stats;
+
+    engine_measuring measure;
 
     kvd_trace *trace; /* NULL: none; written to trace_path at the end */
     char      *trace_path;
@@ -173,6 +184,19 @@ kvd_status engine_graph_step(kvd_session *s, uint32_t n_token, engine_enqueue_fn
 /* engine_fingerprint.c */
 kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t out[32],
                               kvd_err *err);
+/* engine_measure.c: the setting; marks around stages, without it no-ops; the step's end. */
+kvd_status engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *err);
+void       engine_measure_close(kvd_session *s);
+kvd_status engine_mark_begin(kvd_session *s, kvd_err *err);
+kvd_status engine_mark(kvd_session *s, uint32_t layer, kvd_stage stage, kvd_err *err);
+kvd_status engine_mark_end(kvd_session *s, kvd_err *err);
+void       engine_measure_step(kvd_session *s, uint32_t n_token);
+/* Made-up rows in place of a run's q (NULL: not wanted), k and v: those of the stream of `seq`, and
+ * of the streams behind it for further parts.  batch: if the setting has them. */
+kvd_status engine_synth(kvd_session *s, uint32_t layer, const model_run *r, const kvd_kv_seq *part,
+                        uint32_t n_part, uint32_t seq, float *q, kvd_err *err);
+kvd_status engine_synth_batch(kvd_session *s, uint32_t layer, const model_run *r,
+                              const kvd_kv_seq *part, uint32_t n_part, uint32_t seq, kvd_err *err);
 /* engine_synth.c */
 kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err);
 kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err);

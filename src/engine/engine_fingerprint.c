@@ -77,10 +77,15 @@ kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t ou
                             (uint32_t)p->type,  p->chunk_tokens,   (uint32_t)p->index.kind,
                             p->index.elem,      p->index.key_elem, p->index.radius,
                             (uint32_t)p->record };
-    EVP_MD_CTX    *md   = EVP_MD_CTX_new();
     unsigned       size = 0;
-    bool           ok   = md && EVP_DigestInit_ex(md, EVP_sha256(), NULL) == 1;
+    EVP_MD_CTX    *md;
+    bool           ok;
 
+    if (!m->file)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "made-up weights must not reach a cache (--cache-dir)");
+    md = EVP_MD_CTX_new();
+    ok = md && EVP_DigestInit_ex(md, EVP_sha256(), NULL) == 1;
     ok = ok && add_model(md, m) && add(md, n, sizeof(n));
     if (p->zone_tokens > 0) /* without, directories are those of before there were zones */
         ok = ok && add(md, &p->zone_tokens, sizeof(p->zone_tokens));

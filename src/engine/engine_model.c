@@ -249,6 +249,23 @@ static void name_file_type(kvd_model *m)
     snprintf(m->file_type, sizeof(m->file_type), "%s", kvd_dtype_name(best));
 }
 
+/* Of the file, or of what was made for a shape. */
+uint64_t engine_model_weight_bytes(const kvd_model *m)
+{
+    return m->file ? gguf_tensor_bytes(m->file) : model_get_bytes(m->net).all;
+}
+
+/* A model that is only a shape: no file, no tokenizer, no template. */
+static kvd_status open_made(kvd_model *m, const kvd_model_params *p, kvd_err *err)
+{
+    KVD_TRY(model_open_shape(&m->net, p->shape, p->shape_weights, err));
+    snprintf(m->name, sizeof(m->name), "%s, random weights", p->shape);
+    snprintf(m->file_type, sizeof(m->file_type), "%s",
+             p->shape_weights ? p->shape_weights : "bf16");
+    KVD_TRY(m->be->ops->stream_open(m->be, &m->stream, err));
+    return model_place(m->net, m->be, m->stream, err);
+}
+
 static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *err)
 {
     const model_rope_request rope = { .scaling  = p->rope_scaling,
@@ -263,6 +280,8 @@ static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *e
     gguf_str                 name = { 0 };
 
     KVD_TRY(kvd_backend_open(&m->be, &be, err));
+    if (p->shape)
+        return open_made(m, p, err);
     KVD_TRY(gguf_open(&m->file, p->path, err));
     if (m->be->unified && /* else they go to the device */
         (p->weights == KVD_WEIGHTS_COPY ||
@@ -285,7 +304,7 @@ kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err
     kvd_status st;
 
     *out = NULL;
-    if (!p->path)
+    if (!p->path && !p->shape)
         return kvd_fail(err, KVD_E_INVAL, 0, "no model file given (-m)");
     m = kvd_calloc(1, sizeof(*m));
     if (!m)
@@ -324,6 +343,6 @@ void engine_model_close(kvd_model *m)
 
 uint64_t engine_model_heap_bytes(const kvd_model *m)
 {
-    return sizeof(*m) + gguf_heap_bytes(m->file) + model_heap_bytes(m->net) +
-           tok_heap_bytes(m->tok) + (m->tmpl_text ? strlen(m->tmpl_text) : 0);
+    return sizeof(*m) + (m->file ? gguf_heap_bytes(m->file) : 0) + model_heap_bytes(m->net) +
+           (m->tok ? tok_heap_bytes(m->tok) : 0) + (m->tmpl_text ? strlen(m->tmpl_text) : 0);
 }

@@ -140,7 +140,9 @@ static kvd_status attend_sparse(kvd_session *s, uint32_t layer, const model_run 
                          .scale      = hp->attn_scale };
 
     KVD_TRY(kv_select(s->kv, r->stream, &q, err));
+    KVD_TRY(engine_mark(s, layer, KVD_STAGE_SELECT, err));
     KVD_TRY(kv_fetch(s->kv, r->stream, &q, err));
+    KVD_TRY(engine_mark(s, layer, KVD_STAGE_FETCH, err));
     return kv_attend(s->kv, r->stream, &q, err);
 }
 
@@ -287,12 +289,16 @@ static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run
     uint64_t            t1;
 
     KVD_TRY(model_qkv(net, layer, r, err));
+    KVD_TRY(engine_synth_batch(s, layer, r, s->buf.part, s->n_part, s->part_seq[0], err));
     KVD_TRY(engine_append(s, r, &layout, s->buf.part, s->n_part, err));
+    KVD_TRY(engine_mark(s, layer, KVD_STAGE_QKV, err));
     kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
     KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));
+    KVD_TRY(engine_mark(s, layer, KVD_STAGE_ATTEND, err));
     t1 = kvd_trace_now(s->trace);
     if (r->n_token > 0)
         KVD_TRY(model_ffn(net, layer, r, err));
+    KVD_TRY(engine_mark(s, layer, KVD_STAGE_FFN, err));
     kvd_trace_add(s->trace, KVD_TRACE_FFN, t1, kvd_trace_now(s->trace), layer, r->n_token);
     kvd_trace_add(s->trace, KVD_TRACE_LAYER, t0, kvd_trace_now(s->trace), layer, n_token);
     return KVD_OK;
@@ -326,12 +332,15 @@ static kvd_status enqueue(kvd_session *s, uint32_t n_token, kvd_err *err)
 {
     model_run r = engine_run_of(s, n_token);
 
+    KVD_TRY(engine_mark_begin(s, err));
     KVD_TRY(engine_buffers_upload(s, n_token, err));
     KVD_TRY(kv_step_upload(s->kv, r.stream, err));
     KVD_TRY(model_embed(s->model->net, &r, engine_dev(&s->buf, s->buf.token), err));
     KVD_TRY(run_layers(s, &r, err));
     KVD_TRY(kv_step_join(s->kv, r.stream, err));
-    return s->n_out > 0 ? run_logits(s, &r, err) : KVD_OK;
+    if (s->n_out > 0)
+        KVD_TRY(run_logits(s, &r, err));
+    return engine_mark_end(s, err);
 }
 
 /* After a failure: what was given to the streams ends before the host writes lists anew and gives
@@ -356,10 +365,12 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
                                            : enqueue(s, n_token, err);
     if (st == KVD_OK)
         st = s->model->be->ops->stream_sync(s->model->stream, err);
-    if (st == KVD_OK)
+    if (st == KVD_OK) {
         kv_step_end(s->kv);
-    else
+        engine_measure_step(s, n_token);
+    } else {
         drain(s);
+    }
     kvd_alloc_guard(was);
     return st;
 }

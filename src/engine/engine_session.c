@@ -240,7 +240,7 @@ static kvd_status fill_plan(const kvd_model *m, const session_shape *sh, kvd_pla
 
     KVD_TRY(kv_plan(&sh->kv, &kv, err));
     plan_tiers(&kv, sh, out);
-    out->weight_bytes = gguf_mapped_bytes(m->file);
+    out->weight_bytes = m->file ? gguf_mapped_bytes(m->file) : engine_model_weight_bytes(m);
     out->scratch_bytes =
         engine_buffers_bytes(m, p, kv.resident) + m->be->ops->reserve_bytes(m->be, &lim);
     out->host_bytes  = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p);
@@ -385,6 +385,7 @@ void engine_session_close(kvd_session *s)
     for (uint32_t i = 0; s->kv && s->buf.mem.ptr && i < s->params.n_seq; i++)
         kv_seq_store_tail(s->kv, i);
     engine_graphs_close(s);
+    engine_measure_close(s);
     engine_buffers_close(&s->buf, s->model->be);
     kv_store_close(s->kv);
     engine_trace_close(s);

@@ -1,64 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine_synth.c - a sequence filled with made-up K and V, for measuring speed at depths whose
- * prefill would take minutes.
+ * prefill would take minutes.  The numbers are op `synth`'s (backend/synth.h): neighbours are
+ * alike, and the queries that kvd_session_measure() makes up find among them what they find in real
+ * text.
  *
- * Rows follow a slow random walk around a direction of their lane, so that neighbours are alike and
- * selections have the locality of real text; nothing else about them means anything.
  * Thread: the session's. */
 #include <string.h>
 
 #include "engine/engine.h"
 
-#define WALK 0.9f /* of a row stays in the next */
-
 typedef struct synth {
     kvd_session *s;
-    uint32_t     seq, n_token, width; /* floats of a K row over all heads */
-    kvd_rng      rng;
-    kvd_mem      room;        /* PINNED: what follows */
-    float       *base, *walk; /* [width] of the layer */
-    float       *k, *v;       /* [n_batch][width] */
+    uint32_t     seq, n_token;
 } synth;
-
-/* About normal, variance 1. */
-static float normal(kvd_rng *r)
-{
-    return (kvd_rng_f32(r) + kvd_rng_f32(r) + kvd_rng_f32(r) + kvd_rng_f32(r) - 2.0f) * 1.7320508f;
-}
-
-static void fill_rows(synth *y, uint32_t n)
-{
-    for (uint32_t i = 0; i < n * y->width; i++) {
-        float *w = &y->walk[i % y->width];
-
-        *w      = WALK * *w + 0.43f * normal(&y->rng);
-        y->k[i] = y->base[i % y->width] + *w;
-        y->v[i] = normal(&y->rng);
-    }
-}
 
 static kvd_status fill_layer(synth *y, uint32_t layer, const kvd_kv_layout *layout,
                              const uint64_t *block, uint32_t n_past, uint32_t n_token, kvd_err *err)
 {
-    kvd_session *s = y->s;
+    kvd_session   *s      = y->s;
+    kvd_kv_seq    *part   = s->buf.out_part; /* which are read where they are */
+    const uint32_t n_part = s->params.n_batch;
+    model_run      r      = engine_run_of(s, 0);
 
-    kvd_rng_seed(&y->rng, ((uint64_t)layer << 32) + n_past);
-    for (uint32_t i = 0; i < y->width; i++) {
-        y->base[i] = normal(&y->rng);
-        y->walk[i] = 0.0f;
-    }
-    for (uint32_t done = 0; done < n_token;) {
-        const uint32_t   n    = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
-        const kvd_kv_seq part = { .n_row = n, .n_past = n_past + done, .block = block };
-        model_run        r    = engine_run_of(s, n);
-
-        fill_rows(y, n);
-        r.k                = y->k;
-        r.v                = y->v;
-        s->buf.out_part[0] = part; /* which is read where it is */
-        KVD_TRY(engine_append(s, &r, layout, s->buf.out_part, 1, err));
-        KVD_TRY(r.ops->stream_sync(r.stream, err)); /* before rows are made anew */
-        done += n;
+    for (uint32_t done = 0, i = 0; done < n_token; done += r.n_token, i = (i + 1) % n_part) {
+        if (i == 0)
+            KVD_TRY(r.ops->stream_sync(r.stream, err)); /* before parts are written anew */
+        r.n_token = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
+        part[i]   = (kvd_kv_seq){ .n_row = r.n_token, .n_past = n_past + done, .block = block };
+        KVD_TRY(engine_synth(s, layer, &r, &part[i], 1, y->seq, NULL, err));
+        KVD_TRY(engine_append(s, &r, layout, &part[i], 1, err));
     }
     return KVD_OK;
 }
@@ -104,25 +74,10 @@ static kvd_status fill_tiers(synth *y, uint32_t n_past, kvd_err *err)
     return rc;
 }
 
-static kvd_status take_room(synth *y, kvd_err *err)
-{
-    kvd_backend   *be   = y->s->model->be;
-    const uint64_t rows = y->s->params.n_batch, row = y->width * sizeof(float);
-
-    KVD_TRY(be->ops->mem_alloc(be, KVD_MEM_PINNED, (2 * rows + 2) * row, &y->room, err));
-    y->base = y->room.ptr;
-    y->walk = y->base + y->width;
-    y->k    = y->walk + y->width;
-    y->v    = y->k + rows * y->width;
-    return KVD_OK;
-}
-
 kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err)
 {
-    const model_hparams *hp = model_get_hparams(s->model->net);
-    engine_seq          *q;
-    synth y = { .s = s, .seq = seq, .n_token = n_token, .width = hp->n_kv_head * hp->head_dim };
-    kvd_status st;
+    synth       y = { .s = s, .seq = seq, .n_token = n_token };
+    engine_seq *q;
 
     if (seq >= s->params.n_seq || n_token == 0 || n_token > s->params.n_ctx - s->seq[seq].n_token)
         return kvd_fail(err, KVD_E_INVAL, 0, "%u made-up tokens for sequence %u of %u: context %u",
@@ -130,10 +85,7 @@ kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token,
     if (s->cached)
         return kvd_fail(err, KVD_E_INVAL, 0, "made-up tokens must not reach a cache (--cache-dir)");
     q = &s->seq[seq];
-    KVD_TRY(take_room(&y, err));
-    st = (kv_resident(s->kv) ? fill_resident : fill_tiers)(&y, q->n_token, err);
-    s->model->be->ops->mem_free(s->model->be, &y.room);
-    KVD_TRY(st);
+    KVD_TRY((kv_resident(s->kv) ? fill_resident : fill_tiers)(&y, q->n_token, err));
     memset(q->token + q->n_token, 0, n_token * sizeof(*q->token));
     q->n_token += n_token;
     engine_attention_admit(s, seq);

@@ -118,6 +118,7 @@ typedef struct kv_counts {
     uint64_t n_miss;   /* of them fetched */
     uint64_t n_urgent; /* misses that a step waited for */
     uint64_t n_evict;
+    uint64_t n_attend;   /* chunks of windows, misses that were waited for among them, attended */
     uint64_t n_refill;   /* chunks fetched by first steps */
     uint64_t n_restored; /* tokens that came from the block store */
     uint64_t n_sealed;   /* blocks; n_grown: of those not in a prompt's batch */
@@ -275,6 +276,16 @@ kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err);
 kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+
+/* ---- measuring (kv_measure.c) ------------------------------------------------------ */
+
+/* From the next step on.  in_place: what a step fetches beside itself it fetches in kv_fetch();
+ * no_fetch: windows change as ever, but no record moves up. */
+void kv_set_measure(kv_store *s, bool in_place, bool no_fetch);
+/* What a sparse step of the sequence reads at least over all layers: of index and kept tokens. */
+uint64_t kv_select_bytes(const kv_store *s, uint32_t seq);
+uint64_t kv_dense_bytes(const kv_store *s, uint32_t seq); /* the same of one to all tokens */
+uint64_t kv_record_raw(const kv_store *s);                /* bytes of a record on the device */
 
 /* ---- looking in -------------------------------------------------------------------- */
 

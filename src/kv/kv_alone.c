@@ -107,7 +107,7 @@ static kvd_status fetch_misses(kv_store *s, kvd_stream *st, const kv_query *q, b
         .urgent       = urgent
     };
 
-    return s->sizes.resident ? KVD_OK : s->be->ops->window_fetch(st, &a, err);
+    return s->sizes.resident || s->no_fetch ? KVD_OK : s->be->ops->window_fetch(st, &a, err);
 }
 
 /* ---- the stream beside ---------------------------------------------------------------- */
@@ -138,7 +138,7 @@ kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err)
 
     if (!s->step.alone)
         return KVD_OK;
-    if (s->late) {
+    if (s->late && !s->in_place) {
         KVD_TRY(s->be->ops->event_record(s->late_done, s->late, err));
         KVD_TRY(s->be->ops->event_wait(s->late_done, st, err));
     }
@@ -148,7 +148,7 @@ kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err)
 /* The misses that can wait, as soon as the change is known. */
 static kvd_status start_late(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    if (!s->late)
+    if (!s->late || s->in_place)
         return KVD_OK;
     KVD_TRY(s->be->ops->event_record(s->change_known, st, err));
     KVD_TRY(s->be->ops->event_wait(s->change_known, s->late, err));
@@ -194,7 +194,8 @@ kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_e
 
 kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    return fetch_misses(s, st, q, true, err);
+    KVD_TRY(fetch_misses(s, st, q, true, err));
+    return s->in_place ? fetch_misses(s, st, q, false, err) : KVD_OK;
 }
 
 kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)

@@ -8,6 +8,7 @@
  * kv_pack.c     records in the form of lower tiers
  * kv_step.c     select, fetch, attend
  * kv_alone.c    the same without the host in between
+ * kv_measure.c  what measurements of speed change and ask
  * kv_zone.c     the estimation zone: what stands for the tokens that a step does not attend to
  * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back
  *
@@ -132,7 +133,8 @@ struct kv_store {
     uint64_t *stage_block; /* [blocks_max] */
     kv_prompt prompt;      /* under way, or n_new 0 */
 
-    kvd_stream *late; /* device_steps, not resident: what a step does not wait for */
+    bool        in_place, no_fetch; /* kv_set_measure() */
+    kvd_stream *late;               /* device_steps, not resident: what a step does not wait for */
     kvd_event  *change_known, *late_done;
 
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */

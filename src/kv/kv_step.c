@@ -266,6 +266,8 @@ void kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
     c->n_miss += r->n_miss;
     c->n_urgent += r->n_urgent;
     c->n_evict += r->n_evict;
+    c->n_attend +=
+        s->policy.selected ? chosen->n_sel - (r->n_miss - r->n_urgent) : r->n_stay + r->n_urgent;
     s->lane_select[in_layer] += r->n_hit + r->n_miss;
     s->lane_hit[in_layer] += r->n_hit;
 }
@@ -414,7 +416,7 @@ static kvd_status fetch_part(kv_store *s, kvd_stream *st, const kv_query *q, boo
 {
     uint64_t n = 0;
 
-    if (s->sizes.resident)
+    if (s->sizes.resident || s->no_fetch)
         return KVD_OK;
     for (uint32_t at = 0; at < q->n_row * s->params.n_kv_head; at++)
         n = list_misses(s, q, at, urgent, n);
@@ -430,10 +432,13 @@ kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
 
 kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    const uint64_t   t0 = kvd_now_ns();
-    const kvd_status rc =
-        s->step.alone ? kv_alone_fetch(s, st, q, err) : fetch_part(s, st, q, true, err);
-    const uint64_t t1 = kvd_now_ns();
+    const uint64_t t0 = kvd_now_ns();
+    kvd_status rc = s->step.alone ? kv_alone_fetch(s, st, q, err) : fetch_part(s, st, q, true, err);
+    uint64_t   t1;
+
+    if (rc == KVD_OK && !s->step.alone && s->in_place)
+        rc = fetch_part(s, st, q, false, err);
+    t1 = kvd_now_ns();
 
     s->counts.fetch_ns += t1 - t0;
     kvd_trace_add(s->params.trace, KVD_TRACE_FETCH, t0, t1, q->layer, q->n_row);
@@ -524,7 +529,8 @@ static kvd_status host_attend(kv_store *s, kvd_stream *st, const kv_query *q, kv
     }
     t1 = kvd_now_ns();
     s->counts.attend_ns += t1 - t0;
-    KVD_TRY(fetch_part(s, st, q, false, err));
+    if (!s->in_place)
+        KVD_TRY(fetch_part(s, st, q, false, err));
     t2 = kvd_now_ns();
     s->counts.fetch_ns += t2 - t1;
     kvd_trace_add(s->params.trace, KVD_TRACE_ATTEND, t0, t1, q->layer, q->n_row);

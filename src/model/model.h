@@ -51,18 +51,27 @@ typedef struct model model;
 
 /* g must outlive the model.  Refuses by name: architectures we do not run, tensors that do not
  * belong to the architecture, shapes that contradict the metadata, element types we do not read. */
-kvd_status           model_open(model **out, const gguf_file *g, const model_rope_request *rope,
-                                kvd_err *err);
-void                 model_close(model *m); /* NULL is a no-op */
+kvd_status model_open(model **out, const gguf_file *g, const model_rope_request *rope,
+                      kvd_err *err);
+/* The shape of a known model, with random weights of a type ("bf16", "q8_0", "q4_k"; NULL: bf16),
+ * which model_place() makes: for measuring speed.  KVD_E_INVAL: no such shape, no such type. */
+kvd_status model_open_shape(model **out, const char *name, const char *weights, kvd_err *err);
+void       model_close(model *m); /* NULL is a no-op */
 const model_hparams *model_get_hparams(const model *m);
 /* Copies all weights to the backend's device, for one that is not unified; the stages then work
- * there.  On failure the model can only be closed.  displace, before the backend closes, gives the
- * memory back and may be called for any model. */
+ * there.  Those of a shape are made there, on any backend.  On failure the model can only be
+ * closed.  displace, before the backend closes, gives the memory back and may be called for any
+ * model. */
 kvd_status model_place(model *m, kvd_backend *be, kvd_stream *stream, kvd_err *err);
 void       model_displace(model *m);
-uint64_t   model_n_param(const model *m);
-uint64_t   model_heap_bytes(const model *m);
-uint32_t   model_max_cols(const model *m); /* widest matmul input */
+/* Of weights: what the stages read for one token, over all layers, and what is held. */
+typedef struct model_bytes {
+    uint64_t qkv, ffn, logits, embed, all;
+} model_bytes;
+model_bytes model_get_bytes(const model *m);
+uint64_t    model_n_param(const model *m);
+uint64_t    model_heap_bytes(const model *m);
+uint32_t    model_max_cols(const model *m); /* widest matmul input */
 
 /* Cosines then sines for one position, n_rot floats.  long_factors matters for LONG only. */
 void model_rope_row(const model *m, uint32_t pos, bool long_factors, float *cos_sin);

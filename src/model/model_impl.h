@@ -23,6 +23,8 @@ struct model {
     uint64_t      n_param, heap_bytes;
     kvd_backend  *be;     /* of device; borrowed */
     kvd_mem       device; /* matrices and vectors, where they were placed */
+    bool          made;   /* a shape: weights are random; tied: there is one matrix for both ends */
+    bool          tied;
 };
 
 /* One row per architecture we run. */
@@ -39,5 +41,22 @@ kvd_status model_hparams_read(model_hparams *hp, const model_arch **arch, const 
                               kvd_err *err);
 /* model_rope.c: fills hp's rope fields and the frequency tables; needs geometry in hp. */
 kvd_status model_rope_init(model *m, const gguf_file *g, const model_rope_request *r, kvd_err *err);
+
+/* model_shape.c: random bits that are weights of a type, one piece of memory for each type that a
+ * shape has; all zeros at first, but be. */
+typedef struct model_tile {
+    kvd_dtype type;
+    uint64_t  bytes; /* whole blocks */
+    kvd_mem   mem;
+} model_tile;
+typedef struct model_noise {
+    kvd_backend *be;
+    model_tile   tile[2];
+    uint64_t     n_block; /* where the next weight begins, in blocks */
+} model_noise;
+/* Gives the copies to the stream, which read the noise. */
+kvd_status model_noise_copy(model_noise *n, kvd_stream *st, kvd_dtype type, kvd_mem dst,
+                            uint64_t off, uint64_t bytes, kvd_err *err);
+void       model_noise_close(model_noise *n);
 
 #endif

@@ -12,6 +12,7 @@ typedef struct placer {
     model      *m;
     kvd_stream *stream;
     uint64_t    bytes; /* placed so far */
+    model_noise noise; /* what weights of a shape are made of */
     kvd_err    *err;
 } placer;
 
@@ -32,8 +33,22 @@ static kvd_status place(placer *p, const void **at, uint64_t bytes)
     return KVD_OK;
 }
 
+/* The same for a weight of a shape. */
+static kvd_status make_weight(placer *p, kvd_weight *w)
+{
+    const uint64_t off = p->bytes, bytes = w->n_row * w->row_bytes;
+
+    p->bytes += kvd_align_up(bytes, PLACE_ALIGN);
+    if (!p->m->device.ptr)
+        return KVD_OK;
+    w->data = (const uint8_t *)p->m->device.ptr + off;
+    return model_noise_copy(&p->noise, p->stream, w->type, p->m->device, off, bytes, p->err);
+}
+
 static kvd_status place_weight(placer *p, kvd_weight *w)
 {
+    if (p->m->made)
+        return make_weight(p, w);
     return place(p, &w->data, w->n_row * w->row_bytes);
 }
 
@@ -71,7 +86,7 @@ static kvd_status place_layer(placer *p, model_layer *l)
 static kvd_status place_all(placer *p)
 {
     model     *m    = p->m;
-    const bool tied = m->output.data == m->embd.data;
+    const bool tied = m->made ? m->tied : m->output.data == m->embd.data;
 
     p->bytes = 0;
     KVD_TRY(place_weight(p, &m->embd));
@@ -87,14 +102,21 @@ static kvd_status place_all(placer *p)
 
 kvd_status model_place(model *m, kvd_backend *be, kvd_stream *stream, kvd_err *err)
 {
-    placer p = { .m = m, .stream = stream, .err = err };
+    placer     p = { .m = m, .stream = stream, .noise.be = be, .err = err };
+    kvd_err    drained;
+    kvd_status st;
 
     kvd_assert(!m->device.ptr);
     m->be = be;
     KVD_TRY(place_all(&p));
     KVD_TRY(be->ops->mem_alloc(be, KVD_MEM_DEVICE, p.bytes, &m->device, err));
-    KVD_TRY(place_all(&p));
-    return be->ops->stream_sync(stream, err);
+    st = place_all(&p);
+    if (st == KVD_OK)
+        st = be->ops->stream_sync(stream, err);
+    else /* the noise is read until then */
+        (void)!be->ops->stream_sync(stream, &drained);
+    model_noise_close(&p.noise);
+    return st;
 }
 
 void model_displace(model *m)

@@ -62,6 +62,18 @@ expect "bench at depth, parallel" 0 '^qwen2,.*,0,4,8,3,' \
     "$kvd" bench -m $tiny/qwen2.gguf -p 0 -n 4 -d 8 \
     -np 3 -r 2 -o csv
 expect "bench of nothing" 2 'nothing to measure' "$kvd" bench -m $tiny/qwen2.gguf -p 0 -n 0
+expect "bench of a shape" 0 '^sparse,.*,int8,tiny,q4_k,0.92,4096.00,2.00,' \
+    "$kvd" bench --shape tiny --shape-type q4_k -d 4096 -np 1,2 -n 4 --attention sparse \
+    --budget 64 --kv-device 32M -b 128 --sweep 'cap=1,2;kv-record=same,int8' -o csv
+expect "bench of a shape, dense" 0 '"hit_pct":null' \
+    "$kvd" bench --shape tiny -d 300 -n 4 --attention dense -o json
+expect "bench of a shape's prompts" 0 'pp16 .*\|' "$kvd" bench --shape tiny -p 16 -n 0 -r 1
+expect "bench of no shape" 2 "no shape 'big'" "$kvd" bench --shape big
+expect "bench of nothing to sweep" 2 'expected NAME=A,B' \
+    "$kvd" bench --shape tiny -d 300 --sweep cap
+expect "bench of an unknown sweep" 2 "did you mean '--cap'" \
+    "$kvd" bench --shape tiny -d 300 --sweep cab=1
+expect "bench of a shape without context" 2 'and a context' "$kvd" bench --shape tiny -n 4
 expect "bench list" 2 'expected numbers' "$kvd" bench -m $tiny/qwen2.gguf -p 1,x
 expect "tokenize" 0 '104 +"h"' "$kvd" tokenize -m $tiny/llama.gguf -p h
 expect "inspect" 0 'token_embd.weight +F32 +\[[0-9]+, 264\]' "$kvd" inspect $tiny/llama.gguf

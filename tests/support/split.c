@@ -181,6 +181,8 @@ WRAP(window_fetch)
 WRAP(record_copy)
 WRAP(record_pack)
 WRAP(record_unpack)
+WRAP(synth)
+WRAP(mark)
 
 static kvd_status run_copy(kvd_stream *st, const void *args, kvd_err *err)
 {
@@ -269,6 +271,8 @@ void split_begin(kvd_backend *be)
     split_ops.record_copy   = split_record_copy;
     split_ops.record_pack   = split_record_pack;
     split_ops.record_unpack = split_record_unpack;
+    split_ops.synth         = split_synth;
+    split_ops.mark          = split_mark;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
     split_ops.stream_sync   = split_sync;

@@ -250,7 +250,8 @@ static void cpu_close(kvd_backend *b)
     .stream_sync = cpu_stream_sync, .event_open = cpu_event_open, .event_close = cpu_event_close, \
     .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_done = cpu_event_done,   \
     .copy = cpu_copy, .fill = cpu_fill, .graph_begin = cpu_graph_begin,                           \
-    .graph_end = cpu_graph_end, .graph_run = cpu_graph_run, .graph_close = cpu_graph_close
+    .graph_end = cpu_graph_end, .graph_run = cpu_graph_run, .graph_close = cpu_graph_close,       \
+    .synth = cpu_synth, .mark = cpu_mark
 
 const kvd_backend_ops cpu_ops = {
     CPU_COMMON_OPS,

@@ -391,6 +391,8 @@ static kvd_backend_ops cuda_make_ops(void)
     t.record_copy   = cuda_record_copy;
     t.record_pack   = cuda_record_pack;
     t.record_unpack = cuda_record_unpack;
+    t.synth         = cuda_synth;
+    t.mark          = cuda_mark;
     return t;
 }
 

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuda_synth.cu - what measurements of speed need: made-up rows, and the device's time. */
+#include "backend/cuda/cuda_impl.h"
+#include "backend/cuda/cuda_launch.cuh"
+#include "backend/synth.h"
+
+#define SYNTH_THREADS 128u
+
+/* The sequence of row i, and its number there. */
+static __device__ bool find_row(const kvd_synth_args &a, uint32_t i, uint32_t *seq, uint32_t *r)
+{
+    for (uint32_t s = 0; s < a.n_seq; s++) {
+        if (i < a.seq[s].n_row) {
+            *seq = s;
+            *r   = i;
+            return true;
+        }
+        i -= a.seq[s].n_row;
+    }
+    return false;
+}
+
+/* A block for each row and head: query heads first, if they are wanted, then KV heads. */
+static __global__ void synth_kernel(kvd_synth_args a, uint32_t n_q)
+{
+    const bool     is_q = blockIdx.y < n_q;
+    const uint32_t head = is_q ? blockIdx.y : blockIdx.y - n_q;
+    uint32_t       s, r;
+
+    cuda_pdl_wait();
+    cuda_pdl_go();
+    if (!find_row(a, blockIdx.x, &s, &r))
+        return;
+    const uint32_t stream = a.stream + s, pos = a.seq[s].n_past + r;
+    const uint64_t row = a.seq[s].first_row + r, at = (uint64_t)head * a.head_dim;
+    if (is_q) {
+        const uint32_t seed  = synth_seed(SYNTH_Q, stream, a.layer, head);
+        const float    noise = synth_noise(a.reuse, a.layer, head / (a.n_head / a.n_kv_head));
+
+        for (uint32_t d = threadIdx.x; d < a.head_dim; d += blockDim.x)
+            a.q[row * a.q_stride + at + d] = synth_q_at(seed, d, pos, noise);
+        return;
+    }
+    const uint32_t ks = synth_seed(SYNTH_K, stream, a.layer, head);
+    const uint32_t vs = synth_seed(SYNTH_V, stream, a.layer, head);
+    for (uint32_t d = threadIdx.x; d < a.head_dim; d += blockDim.x) {
+        a.k[row * a.k_stride + at + d] = synth_k_at(ks, d, pos);
+        a.v[row * a.v_stride + at + d] = synth_v_at(vs, d, pos);
+    }
+}
+
+kvd_status cuda_synth(kvd_stream *st, const kvd_synth_args *a, kvd_err *err)
+{
+    const uint32_t n_q = a->q ? a->n_head : 0;
+
+    if (a->n_token == 0)
+        return KVD_OK;
+    cuda_launch(cuda_enter(st), synth_kernel, dim3(a->n_token, n_q + a->n_kv_head),
+                dim3(SYNTH_THREADS), 0, st->s, *a, n_q);
+    return cuda_launched("synth", err);
+}
+
+/* A plain launch: everything ahead has ended. */
+static __global__ void mark_kernel(uint64_t *at)
+{
+    uint64_t now;
+
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    *at = now;
+}
+
+kvd_status cuda_mark(kvd_stream *st, const kvd_mark_args *a, kvd_err *err)
+{
+    cuda_enter(st);
+    mark_kernel<<<1, 1, 0, st->s>>>(a->at);
+    return cuda_launched("mark", err);
+}
