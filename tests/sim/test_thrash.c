@@ -124,8 +124,8 @@ static void prompt(pair *p)
     }
     if (a != KVD_E_FULL && a != KVD_E_CANCELED)
         fail_msg("prompt of %u behind %u: %s", n, len, err.msg);
-    if (a == KVD_E_CANCELED) /* both where the shorter is: how far they came differs */
-        (void)!kvd_prefill(p->tiers, seq, token, n, cancel_late, &until, &err);
+    /* how far the other comes may differ; both are cut back */
+    (void)!kvd_prefill(p->tiers, seq, token, n, cancel_late, &until, &err);
     assert_int_equal(kvd_seq_truncate(p->all, seq, len, NULL), KVD_OK);
     assert_int_equal(kvd_seq_truncate(p->tiers, seq, len, NULL), KVD_OK);
 }
@@ -163,8 +163,10 @@ static void steps(pair *p)
         kvd_err          err = { 0 };
         const kvd_status st  = kvd_eval(p->all, &b, &err);
 
-        if (st == KVD_E_FULL || st == KVD_E_INVAL)
-            return; /* no room, or a sequence has come to its end */
+        if (st == KVD_E_FULL) { /* no room, or a sequence has come to its end */
+            assert_int_equal(kvd_eval(p->tiers, &b, &err), KVD_E_FULL);
+            return;
+        }
         if (st != KVD_OK || kvd_eval(p->tiers, &b, &err) != KVD_OK)
             fail_msg("step of %u rows: %s", b.n_token, err.msg);
         for (uint32_t i = 0; i < b.n_token; i++) {
