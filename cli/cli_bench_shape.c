@@ -284,7 +284,7 @@ static kvd_status run_case(kvd_model *m, const kvd_opts *o, uint32_t context, ui
     p.n_ctx              = context + RUNS * (c.n_step + 2 * WARM);
     p.n_seq = p.n_logits = n_seq;
     for (int i = 0; i < BENCH_N_NUMBER; i++)
-        c.number[i] = NAN;
+        c.number[i] = (double)NAN;
     c.ms = kvd_calloc(c.n_step + WARM, sizeof(*c.ms));
     if (!c.ms)
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for %u times", c.n_step);

@@ -177,7 +177,7 @@ const kvd_opt cli_options[] = {
       "without -p, steps over made-up q, K and V, with times and bytes of their stages" },
     { "shape-type", "", KVD_OPT_CHOICE, "bf16|q8_0|q4_k", "bf16", NOLIM, CMD_BENCH,
       "--shape: element type of its weights; q4_k: with 6 bits where such files have them" },
-    { "reuse", "", KVD_OPT_NUM, "F", "0.92", 0.01, 1, CMD_BENCH,
+    { "reuse", "", KVD_OPT_NUM, "F", "0.925", 0.01, 1, CMD_BENCH,
       "--shape: share of a query's variance that stays from step to step; the default gives hit "
       "rates as of real text" },
     { "sweep", "", KVD_OPT_TEXT, "NAME=A,B;...", NULL, NOLIM, CMD_BENCH,

@@ -417,7 +417,7 @@ typedef struct kvd_measure_params {
     {                                             \
         .struct_size = sizeof(kvd_measure_params) \
     }
-#define KVD_MEASURE_REUSE 0.92f
+#define KVD_MEASURE_REUSE 0.925f
 /* NULL: evaluations are as they were.  What was measured starts from zero. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_measure(kvd_session *s, const kvd_measure_params *p,
                                                     kvd_err *err);

@@ -12,7 +12,7 @@
  * noise is (1 - reuse) times a factor between 2^-s and 2^s that each layer and KV head has for
  * itself, as heads of models differ in how long they look at the same tokens.
  *
- * The constants are fitted: with a reuse of 0.92 windows of 1, 2, 4 and 8 budgets of 1.56 % hold
+ * The constants are fitted: with a reuse of 0.925 windows of 1, 2, 4 and 8 budgets of 1.56 % hold
  * what they hold in a real model (docs/bench.md; test_synth compares). */
 #ifndef KVD_SYNTH_H
 #define KVD_SYNTH_H
@@ -33,7 +33,7 @@
 #define SYNTH_Q_FAST   8u /* periods in steps, */
 #define SYNTH_Q_MIDDLE 32u
 #define SYNTH_Q_SLOW   256u
-#define SYNTH_Q_SHARE  0.15f /* and shares of what is no noise: fast, twice that, the rest */
+#define SYNTH_Q_SHARE  0.14f /* and shares of what is no noise: fast, twice that, the rest */
 #define SYNTH_SPREAD   1.5f  /* s */
 #define SYNTH_NOISE    0.9f  /* most of a query's variance */
 

@@ -62,7 +62,7 @@ expect "bench at depth, parallel" 0 '^qwen2,.*,0,4,8,3,' \
     "$kvd" bench -m $tiny/qwen2.gguf -p 0 -n 4 -d 8 \
     -np 3 -r 2 -o csv
 expect "bench of nothing" 2 'nothing to measure' "$kvd" bench -m $tiny/qwen2.gguf -p 0 -n 0
-expect "bench of a shape" 0 '^sparse,.*,int8,tiny,q4_k,0.92,4096.00,2.00,' \
+expect "bench of a shape" 0 '^sparse,.*,int8,tiny,q4_k,0.925,4096.00,2.00,' \
     "$kvd" bench --shape tiny --shape-type q4_k -d 4096 -np 1,2 -n 4 --attention sparse \
     --budget 64 --kv-device 32M -b 128 --sweep 'cap=1,2;kv-record=same,int8' -o csv
 expect "bench of a shape, dense" 0 '"hit_pct":null' \
