@@ -532,14 +532,16 @@ typedef struct kvd_record_copy_args {
 /* ---- args: measuring --------------------------------------------------------------- */
 
 /* Made-up q, K and V in place of a model's, for measuring speed: rows are numbers of their position
- * in one stream for each sequence (synth.h says which), whatever else the batch holds. */
+ * in one stream for each sequence (synth.h says which), whatever else the batch holds.  K and V go
+ * where kv_append would store them. */
 typedef struct kvd_synth_args {
-    uint32_t          n_seq, n_token; /* as in kvd_attn_args */
-    const kvd_kv_seq *seq;            /* block is not read */
-    uint32_t          n_head, n_kv_head, head_dim;
-    uint32_t          layer, stream;                /* stream of the first sequence, then + 1 */
-    uint64_t          q_stride, k_stride, v_stride; /* between tokens */
-    float            *q, *k, *v;                    /* q NULL: K and V alone */
+    uint32_t          n_seq, n_head;
+    uint32_t          n_token; /* as in kvd_attn_args */
+    const kvd_kv_seq *seq;
+    kvd_kv_layout     kv;
+    uint32_t          layer, stream; /* stream of the first sequence, then + 1 */
+    uint64_t          q_stride;      /* between tokens */
+    float            *q;             /* [n_token][n_head][head_dim], or NULL: K and V alone */
     float             reuse; /* share of a query's variance that stays from step to step, <= 1 */
 } kvd_synth_args;
 

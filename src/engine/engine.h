@@ -191,12 +191,15 @@ kvd_status engine_mark_begin(kvd_session *s, kvd_err *err);
 kvd_status engine_mark(kvd_session *s, uint32_t layer, kvd_stage stage, kvd_err *err);
 kvd_status engine_mark_end(kvd_session *s, kvd_err *err);
 void       engine_measure_step(kvd_session *s, uint32_t n_token);
-/* Made-up rows in place of a run's q (NULL: not wanted), k and v: those of the stream of `seq`, and
- * of the streams behind it for further parts.  batch: if the setting has them. */
-kvd_status engine_synth(kvd_session *s, uint32_t layer, const model_run *r, const kvd_kv_seq *part,
-                        uint32_t n_part, uint32_t seq, float *q, kvd_err *err);
+/* Made-up rows in place of a run's q (NULL: not wanted) and of the K and V that it has stored:
+ * those of the stream of `seq`, and of the streams behind it for further parts.  batch: if the
+ * setting has them. */
+kvd_status engine_synth(kvd_session *s, uint32_t layer, const model_run *r,
+                        const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
+                        uint32_t seq, float *q, kvd_err *err);
 kvd_status engine_synth_batch(kvd_session *s, uint32_t layer, const model_run *r,
-                              const kvd_kv_seq *part, uint32_t n_part, uint32_t seq, kvd_err *err);
+                              const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
+                              uint32_t seq, kvd_err *err);
 /* engine_synth.c */
 kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err);
 kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err);

@@ -101,36 +101,32 @@ void engine_measure_step(kvd_session *s, uint32_t n_token)
 /* ---- made-up rows -----------------------------------------------------------------------------
  */
 
-kvd_status engine_synth(kvd_session *s, uint32_t layer, const model_run *r, const kvd_kv_seq *part,
-                        uint32_t n_part, uint32_t seq, float *q, kvd_err *err)
+kvd_status engine_synth(kvd_session *s, uint32_t layer, const model_run *r,
+                        const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
+                        uint32_t seq, float *q, kvd_err *err)
 {
-    const model_hparams *hp  = model_get_hparams(s->model->net);
-    const uint64_t       n_q = (uint64_t)hp->n_head * hp->head_dim;
-    const uint64_t       n_k = (uint64_t)hp->n_kv_head * hp->head_dim;
-    const kvd_synth_args a   = { .n_seq     = n_part,
-                                 .n_token   = r->n_token,
-                                 .seq       = engine_dev(&s->buf, part),
-                                 .n_head    = hp->n_head,
-                                 .n_kv_head = hp->n_kv_head,
-                                 .head_dim  = hp->head_dim,
-                                 .layer     = layer,
-                                 .stream    = seq,
-                                 .q_stride  = n_q,
-                                 .k_stride  = n_k,
-                                 .v_stride  = n_k,
-                                 .q         = q,
-                                 .k         = r->k,
-                                 .v         = r->v,
-                                 .reuse     = s->measure.params.reuse };
+    const model_hparams *hp = model_get_hparams(s->model->net);
+    const kvd_synth_args a  = { .n_seq    = n_part,
+                                .n_head   = hp->n_head,
+                                .n_token  = r->n_token,
+                                .seq      = engine_dev(&s->buf, part),
+                                .kv       = *layout,
+                                .layer    = layer,
+                                .stream   = seq,
+                                .q_stride = (uint64_t)hp->n_head * hp->head_dim,
+                                .q        = q,
+                                .reuse    = s->measure.params.reuse };
 
     return r->ops->synth(r->stream, &a, err);
 }
 
 kvd_status engine_synth_batch(kvd_session *s, uint32_t layer, const model_run *r,
-                              const kvd_kv_seq *part, uint32_t n_part, uint32_t seq, kvd_err *err)
+                              const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
+                              uint32_t seq, kvd_err *err)
 {
-    return s->measure.params.reuse > 0.0f ? engine_synth(s, layer, r, part, n_part, seq, r->q, err)
-                                          : KVD_OK;
+    if (s->measure.params.reuse == 0.0f)
+        return KVD_OK;
+    return engine_synth(s, layer, r, layout, part, n_part, seq, r->q, err);
 }
 
 /* ---- begin and end -------------------------------------------------------------------------- */

@@ -289,8 +289,8 @@ static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run
     uint64_t            t1;
 
     KVD_TRY(model_qkv(net, layer, r, err));
-    KVD_TRY(engine_synth_batch(s, layer, r, s->buf.part, s->n_part, s->part_seq[0], err));
     KVD_TRY(engine_append(s, r, &layout, s->buf.part, s->n_part, err));
+    KVD_TRY(engine_synth_batch(s, layer, r, &layout, s->buf.part, s->n_part, s->part_seq[0], err));
     KVD_TRY(engine_mark(s, layer, KVD_STAGE_QKV, err));
     kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
     KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));

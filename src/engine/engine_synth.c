@@ -27,8 +27,7 @@ static kvd_status fill_layer(synth *y, uint32_t layer, const kvd_kv_layout *layo
             KVD_TRY(r.ops->stream_sync(r.stream, err)); /* before parts are written anew */
         r.n_token = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
         part[i]   = (kvd_kv_seq){ .n_row = r.n_token, .n_past = n_past + done, .block = block };
-        KVD_TRY(engine_synth(s, layer, &r, &part[i], 1, y->seq, NULL, err));
-        KVD_TRY(engine_append(s, &r, layout, &part[i], 1, err));
+        KVD_TRY(engine_synth(s, layer, &r, layout, &part[i], 1, y->seq, NULL, err));
     }
     return KVD_OK;
 }
