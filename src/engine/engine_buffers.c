@@ -39,6 +39,7 @@ static void place(engine_buffers *b, const kvd_model *m, const kvd_session_param
            { (void **)&b->all_x, n_x, n_all, false },
            { (void **)&b->out, n_v, mirror * p->n_logits, false },
            { (void **)&b->logits, n_v, p->n_logits, true },
+           { (void **)&b->best, KVD_BEST_MAX * sizeof(*b->best), p->n_logits, true },
            { (void **)&b->out_part, sizeof(*b->out_part), p->n_batch, true },
            { (void **)&b->view_part, 2 * sizeof(*b->view_part), p->n_batch, true },
            { (void **)&b->all_part, sizeof(*b->all_part), n_part, true },

@@ -198,7 +198,8 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
                                  .n_chunk   = sh->kv.sparse
                                                   ? (uint32_t)kvd_div_up(p->n_ctx, p->chunk_tokens)
                                                   : 0,
-                                 .n_slot    = sh->kv.window_tokens / p->chunk_tokens };
+                                 .n_slot    = sh->kv.window_tokens / p->chunk_tokens,
+                                 .n_vocab   = hp->n_vocab };
 }
 
 static uint64_t session_host_bytes(const kvd_session_params *p)
