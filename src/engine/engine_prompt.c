@@ -111,6 +111,7 @@ static kvd_status run_batch(const prompt *p, uint32_t layer, uint32_t first, kvd
 
     KVD_TRY(model_qkv(net, layer, &r, err));
     KVD_TRY(engine_append(p->s, &r, &p->layout, part, 1, err));
+    KVD_TRY(kv_prompt_written(p->s->kv, p->s->model->stream, layer, first + n, err));
     kvd_trace_add(p->s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(p->s->trace), layer, n);
     if (last)
         return first + n < p->n_token ? KVD_OK : finish_last(p, layer, &r, n, err);
