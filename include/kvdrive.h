@@ -286,7 +286,7 @@ typedef struct kvd_session_params {
     uint32_t    n_ctx;     /* most tokens of one sequence; 0: the model's context */
     uint32_t    n_seq;     /* sequences; 0: 1 */
     uint64_t    kv_tokens; /* KV capacity shared by all sequences; 0: n_ctx * n_seq */
-    uint32_t    n_batch;   /* most tokens of one kvd_eval(); 0: 512; at least n_seq is taken */
+    uint32_t    n_batch;   /* most tokens of one kvd_eval(); 0: 512, a GPU's prompts 4,096 */
     uint32_t    n_logits;  /* most rows of logits of one kvd_eval(); 0: n_seq */
     kvd_kv_type kv_type;   /* AUTO: bf16, or f32 in a precise model and in backend "ref" */
 

@@ -597,6 +597,7 @@ typedef struct kvd_backend_ops {
     kvd_status (*mem_alloc)(kvd_backend *, kvd_mem_kind, uint64_t bytes, kvd_mem *out, kvd_err *);
     void (*mem_free)(kvd_backend *, kvd_mem *); /* zeroes *m; NONE and MAP are no-ops */
 
+    /* The first is for the bulk of the work; small work on others is begun ahead of it. */
     kvd_status (*stream_open)(kvd_backend *, kvd_stream **out, kvd_err *);
     void (*stream_close)(kvd_stream *);                 /* NULL is a no-op */
     kvd_status (*stream_sync)(kvd_stream *, kvd_err *); /* waits for all that was called on it */

@@ -77,6 +77,26 @@ static void at_place(gpu_world *w, const at_case *c, at_data *d)
     gpu_up(w, &d->seq);
 }
 
+/* Behind a sequence's last token lies anything, up to its last block's end: here NaN. */
+static void at_spoil(const at_case *c, at_data *d)
+{
+    const kvd_kv_layout *kv  = &d->kv;
+    const uint64_t       row = kv->record_bytes / 2 / kv->chunk_tokens;
+
+    for (uint32_t s = 0; s < c->n_seq; s++) {
+        for (uint32_t t = c->n_past[s] + c->n_row[s]; t % BLOCK != 0; t++) {
+            for (uint32_t h = 0; h < c->n_kv_head; h++) {
+                uint8_t *k = (uint8_t *)kv->pool + d->host[s].block[t / BLOCK] + kv->lane_off +
+                             h * kv->head_stride + t % BLOCK / c->chunk * kv->record_bytes +
+                             t % c->chunk * row;
+
+                memset(k, 0xff, row);
+                memset(k + kv->record_bytes / 2, 0xff, row);
+            }
+        }
+    }
+}
+
 static void at_fill(gpu_world *w, const at_case *c, at_data *d)
 {
     uint8_t       *p    = (uint8_t *)d->pool.host + c->pool_off;
@@ -90,6 +110,7 @@ static void at_fill(gpu_world *w, const at_case *c, at_data *d)
         else
             ((uint16_t *)(void *)p)[i] = kvd_f32_to_bf16(gpu_normal(w));
     }
+    at_spoil(c, d);
     gpu_check(w->dev->ops->copy(w->st, d->pool.dev, c->pool_off, host, 0, n, &err), &err);
     gpu_sync(w);
 }
@@ -329,6 +350,30 @@ static void test_prefill(void **state)
     printf("prefill in bf16: error at most %.2g\n", worst);
 }
 
+/* Many rows at once: tails, offsets that fall between tiles, groups and chunks of every size. */
+static void test_prefill_wide(void **state)
+{
+    static const at_case c[] = {
+        { 1, 1, 128, 4, KVD_DTYPE_BF16, 1, { 0 }, { 65 }, 0 },
+        { 2, 4, 128, 4, KVD_DTYPE_BF16, 1, { 0 }, { 128 }, 0 },
+        { 2, 4, 128, 4, KVD_DTYPE_BF16, 1, { 0 }, { 512 }, 0 },
+        { 2, 4, 128, 4, KVD_DTYPE_BF16, 1, { 1 }, { 300 }, 0 },
+        { 2, 8, 128, 8, KVD_DTYPE_BF16, 1, { 1000 }, { 511 }, 0 },
+        { 2, 4, 128, 16, KVD_DTYPE_BF16, 1, { 3571 }, { 257 }, 0 },
+        { 2, 7, 64, 4, KVD_DTYPE_BF16, 1, { 127 }, { 385 }, 0 },
+        { 2, 8, 64, 1, KVD_DTYPE_BF16, 1, { 0 }, { 129 }, 0 },
+        { 2, 7, 64, 32, KVD_DTYPE_BF16, 1, { 2048 }, { 512 }, 0 },
+        { 2, 4, 128, 2, KVD_DTYPE_BF16, 3, { 900, 0, 64 }, { 130, 200, 182 }, 0 },
+        { 1, 7, 64, 4, KVD_DTYPE_BF16, 4, { 0, 0, 255, 700 }, { 0, 400, 1, 100 }, 0 },
+    };
+    double worst = 0.0;
+
+    (void)state;
+    for (uint32_t i = 0; i < KVD_COUNTOF(c); i++)
+        worst = fmax(worst, at_run(&W, &c[i], ROUNDED));
+    printf("prefill of many rows: error at most %.2g\n", worst);
+}
+
 /* Recorded with short sequences, run with longer ones: lengths are read on the device. */
 static void test_graph(void **state)
 {
@@ -493,7 +538,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_decode),        cmocka_unit_test(test_prefill),
         cmocka_unit_test(test_prefill_float), cmocka_unit_test(test_deterministic),
         cmocka_unit_test(test_precise),       cmocka_unit_test(test_graph),
-        cmocka_unit_test(test_far_pool),
+        cmocka_unit_test(test_prefill_wide),  cmocka_unit_test(test_far_pool),
     };
     const kvd_backend_limits lim = { .n_token   = 512,
                                      .n_seq     = SEQ_MAX,

@@ -207,6 +207,7 @@ static kvd_status cuda_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t 
 static kvd_status cuda_stream_open(kvd_backend *b, kvd_stream **out, kvd_err *err)
 {
     kvd_stream *st = (kvd_stream *)kvd_malloc(sizeof(*st));
+    int         least, most;
     cudaError_t e;
 
     *out = NULL;
@@ -214,7 +215,11 @@ static kvd_status cuda_stream_open(kvd_backend *b, kvd_stream **out, kvd_err *er
         return kvd_fail(err, KVD_E_NOMEM, 0, "cuda: stream");
     st->be = (cuda_backend *)b;
     cuda_enter(st);
-    e = cudaStreamCreateWithFlags(&st->s, cudaStreamNonBlocking);
+    e = cudaDeviceGetStreamPriorityRange(&least, &most);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&st->s, cudaStreamNonBlocking,
+                                         st->be->streamed ? most : least);
+    st->be->streamed = true;
     if (e != cudaSuccess) {
         kvd_free(st);
         return cuda_fail(err, e, "stream");

@@ -60,7 +60,8 @@ typedef struct cuda_backend {
     bool               precise, deterministic;
     kvd_backend_limits lim; /* the largest of each that was reserved */
     cuda_scratch       scratch[CUDA_SCRATCH_COUNT];
-    cuda_lt           *lt; /* NULL: not there */
+    cuda_lt           *lt;       /* NULL: not there */
+    bool               streamed; /* there has been a stream: others take precedence of it */
 } cuda_backend;
 
 struct kvd_stream {
