@@ -145,9 +145,11 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_dir      = p->cache_dir,
         .cache_bytes    = p->cache_bytes,
         .cache_min_free = p->cache_min_free,
-        .device_steps   = !m->be->unified && (!index || sh->attention.params.zone == 0),
-        .lazy           = p->resume == KVD_RESUME_SPARSE,
-        .disk_lag       = p->disk_lag,
+        .apart          = !m->be->unified,
+        .device_steps   = !m->be->unified && (!index || sh->attention.params.zone == 0) &&
+                        !(p->cache_dir && (p->kv_host || p->resume == KVD_RESUME_SPARSE)),
+        .lazy     = p->resume == KVD_RESUME_SPARSE,
+        .disk_lag = p->disk_lag,
     };
 }
 

@@ -65,11 +65,15 @@ typedef struct kv_params {
     kvd_trace *trace; /* NULL: none.  Outlives the store */
     bool
         device_steps; /* sparse steps go through without the host where they can: kv_step_begin() */
+    bool apart;       /* for the plan: the device's memory is not the host's */
     bool lazy;        /* restore an index without its records: never resident, host tier a cache */
     /* Steps after which a miss on disk that is not urgent belongs to the window at the latest; 0:
      * 1.  With more the window depends on the disk's speed. */
     uint32_t                   disk_lag;
     const struct os_io_params *disk_io; /* NULL: as fits the machine; tests simulate one */
+    /* Records on their way from disk to a device with memory of its own, at least 256 tokens'; 0:
+     * as many as are useful; tests ask for few. */
+    uint32_t land_records;
 } kv_params;
 
 typedef enum kv_buffer {                /* what a store allocates */

@@ -76,9 +76,11 @@ void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first
 
 /* ---- kv_tier.c; all do nothing where the store does not spill to disk ---------------- */
 
-typedef struct kv_arrival { /* a record on its way from disk to a slot */
+typedef struct kv_arrival { /* records on their way from disk to a slot, or a run of them */
     uint64_t lane, at;      /* at: offset in the pool */
     uint32_t seq, chunk, n;
+    uint32_t land;   /* in kv_land: number of the first */
+    uint8_t *packed; /* where they lie when they have been read */
 } kv_arrival;
 
 typedef struct kv_flight { /* of one layer's step */
@@ -86,7 +88,29 @@ typedef struct kv_flight { /* of one layer's step */
     bool           started;
     uint64_t       start_ns, number; /* number: in the order of starting */
     uint32_t       n, turn;          /* arrivals listed; step of the layer */
+    uint32_t       come;             /* the first so many have come already */
 } kv_flight;
+
+/* kv_land.c: where the device's memory is not the host's, records from disk lie here, in pinned
+ * memory, until the device has taken them.  The first n_now serve batches that are waited for, the
+ * others flights. */
+typedef struct kv_land {
+    kvd_mem   mem; /* records, then the list */
+    uint32_t  n_now, n_late;
+    uint32_t *free; /* [n_late] stack of numbers */
+    uint32_t  n_free;
+    kv_copies list; /* of what goes up, n_now + n_late */
+} kv_land;
+
+uint64_t   kv_land_bytes(const kv_params *p);
+kvd_status kv_land_open(kv_store *s, kv_land *l, kvd_err *err);
+void       kv_land_close(kv_store *s, kv_land *l);
+/* Numbers for n arrivals of one record each; false: there are not so many free. */
+bool kv_land_take(const kv_store *s, kv_land *l, kv_arrival *a, uint32_t n);
+void kv_land_give(kv_land *l, const kv_arrival *a, uint32_t n);
+/* n runs to their places in the pool.  The stream has passed what was listed before. */
+kvd_status kv_land_up(kv_store *s, kvd_stream *st, kv_land *l, const kv_arrival *a, uint32_t n,
+                      kvd_err *err);
 
 uint32_t   kv_tier_lag(const kv_params *p);        /* steps, at least 1 */
 uint32_t   kv_tier_late_reads(const kv_params *p); /* of one flight */

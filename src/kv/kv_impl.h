@@ -58,6 +58,7 @@ typedef struct kv_step {
     uint32_t          *k;                                   /* [n_seq][n_kv_head] */
     float             *part;                                /* [n_seq][n_kv_head][part] */
     float             *lse;                                 /* [n_batch][n_head] */
+    float             *no_lse;                              /* [n_head] of nothing */
     float             *zone_lse;                            /* [n_batch][n_head]; zone */
     kvd_zone_seq      *zone;                                /* [n_seq]; zone */
     uint16_t          *left;                                /* [n_seq][n_kv_head][cells]; zone */
@@ -301,7 +302,8 @@ static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err
 }
 
 /* kv_pack.c.  list_up: one record that comes up, from src (in the host tier) to dst (in the pool);
- * lane counts inside the sequence; returns n + 1.  copy_up: n listed records.  pack_layer: all
+ * lane counts inside the sequence; returns n + 1.  copy_up: n listed records; bring: the same from
+ * other memory.  pack_layer: all
  * lanes of a layer of block b, which is raw at pool offset `at`, to s->packed; pack_lane: one of
  * them to dst; with their parameters.  unpack_run: n records of a block
  * from number `chunk` on, which lie packed at the end of their room in the pool (kv_packed_at()).
@@ -309,6 +311,8 @@ static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err
 uint64_t   kv_list_up(const kv_store *s, const kv_copies *list, uint32_t seq, uint32_t lane,
                       uint32_t chunk, uint64_t src, uint64_t dst, uint64_t n);
 kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64_t n, kvd_err *err);
+kvd_status kv_bring(kv_store *s, kvd_stream *st, const kv_copies *list, const void *from,
+                    uint64_t n, kvd_err *err);
 kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                          uint64_t at, kvd_err *err);
 kvd_status kv_pack_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t b,

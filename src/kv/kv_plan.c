@@ -231,6 +231,7 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         { (void **)&t->k, 4 * times * row, KV_ARGS },
         { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim), KV_MAP },
         { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
+        { (void **)&t->no_lse, p->sparse ? 4ull * p->n_head : 0, KV_LISTS },
         { (void **)&t->zone_lse, zone ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
         { (void **)&t->zone, zone * sizeof(*t->zone), KV_LISTS },
         { (void **)&t->left, zone ? 2 * row * (chunks * p->chunk_tokens / p->zone_tokens) : 0,

@@ -19,6 +19,7 @@
  *
  * Free blocks are taken lowest offset first after open, so a lone sequence lies contiguously. */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "kv/kv_cache.h"
@@ -85,6 +86,8 @@ static kvd_status open_regions(kv_store *s, kvd_err *err)
             KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, bytes[i], &s->mirror[i], err));
     }
     kv_place_map(&s->params, s->sizes.resident, s, s->region, bytes);
+    for (uint32_t i = 0; s->params.sparse && i < s->params.n_head; i++)
+        s->step.no_lse[i] = -INFINITY;
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         s->seq[i].block  = s->lists + (size_t)i * 2 * s->blocks_max;
         s->seq[i].iblock = s->seq[i].block + s->blocks_max;

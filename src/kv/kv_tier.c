@@ -47,6 +47,7 @@ struct kv_tier {
     uint64_t      arrivals_max;
     uint8_t      *late; /* [lane][slots_max] what its slots wait for; NULL: lag 1 */
     uint32_t     *lost; /* [n_seq] first block that cannot be read */
+    kv_land       land;
 };
 
 /* ---- open and close ----------------------------------------------------------------- */
@@ -84,7 +85,8 @@ uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_
            p->n_layer *
                (kv_tier_lag(p) * (sizeof(kv_flight) + arrivals_max(p) * sizeof(kv_arrival) +
                                   kv_disk_late_bytes(1, kv_tier_late_reads(p))) +
-                4);
+                4) +
+           kv_land_bytes(p);
 }
 
 /* Every lane's share, of a store whose host tier has room for all of them. */
@@ -137,7 +139,7 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t->lag = kv_tier_lag(p); /* until now there are no flights to settle */
     memset(t->lost, 0xff, p->n_seq * sizeof(*t->lost));
     share_out(s);
-    return KVD_OK;
+    return kv_land_open(s, &t->land, err);
 }
 
 void kv_tier_close(kv_store *s)
@@ -158,6 +160,7 @@ void kv_tier_close(kv_store *s)
     kvd_free(t->flight);
     kvd_free(t->arrival);
     kvd_free(t->lost);
+    kv_land_close(s, &t->land);
     kvd_free(t);
     s->tier = NULL;
 }
@@ -222,11 +225,10 @@ void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, boo
     t->n = m - drop;
 }
 
-/* A record that lies packed at an offset of the pool. */
-static void keep_on_host(kv_store *s, uint64_t lane, uint32_t chunk, uint64_t at, uint32_t record)
+static void keep_on_host(kv_store *s, uint64_t lane, uint32_t chunk, const uint8_t *packed,
+                         uint32_t record)
 {
-    memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes, (const uint8_t *)s->pool.ptr + at,
-           (size_t)s->packed_bytes);
+    memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes, packed, (size_t)s->packed_bytes);
     s->host_of[lane * s->n_chunk_max + chunk] = record;
 }
 
@@ -241,7 +243,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
     uint32_t        m, k;
 
     for (; n > 0 && t->n < t->quota; a++, n--)
-        keep_on_host(s, lane, a->chunk, kv_packed_at(s, a->at, 1), kv_tier_take(s, lane, a->chunk));
+        keep_on_host(s, lane, a->chunk, a->packed, kv_tier_take(s, lane, a->chunk));
     m = t->n;
     k = n < m ? n : m;
     for (uint32_t i = 0; i < m && k > 0; i++)
@@ -252,7 +254,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
 
         if (ema[a[i].chunk] <= ema[victim])
             continue;
-        keep_on_host(s, lane, a[i].chunk, kv_packed_at(s, a[i].at, 1), host[victim]);
+        keep_on_host(s, lane, a[i].chunk, a[i].packed, host[victim]);
         host[victim] = KV_NO_HOST;
         t->list[at]  = a[i].chunk;
     }
@@ -336,19 +338,39 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
 
 /* ---- reading ------------------------------------------------------------------------ */
 
-static kv_disk_read read_of(kv_store *s, uint32_t seq, uint32_t lane, uint32_t chunk, uint32_t n,
-                            uint64_t at)
+/* Where an arrival that is waited for lies when it has been read: in the pool where it is unpacked,
+ * or in place number `land` of kv_land. */
+static void place_now(kv_store *s, kv_arrival *a, uint32_t land)
 {
-    const uint32_t b = chunk / s->block_chunks;
+    a->land   = land;
+    a->packed = s->be->unified ? (uint8_t *)s->pool.ptr + kv_packed_at(s, a->at, a->n)
+                               : (uint8_t *)s->tier->land.mem.ptr + land * s->packed_bytes;
+}
 
-    return (kv_disk_read){ .unit = *unit_of(s, seq, b),
-                           .what = KV_DISK_RECORDS,
-                           .lane = lane,
-                           .first =
-                               s->tier->in_unit[(size_t)seq * s->blocks_max + b] * s->block_chunks +
-                               chunk % s->block_chunks,
-                           .n   = n,
-                           .dst = (uint8_t *)s->pool.ptr + kv_packed_at(s, at, n) };
+static kv_disk_read read_of(kv_store *s, const kv_arrival *a)
+{
+    const uint32_t b = a->chunk / s->block_chunks;
+
+    return (kv_disk_read){ .unit  = *unit_of(s, a->seq, b),
+                           .what  = KV_DISK_RECORDS,
+                           .lane  = (uint32_t)(a->lane - kv_lane(s, a->seq, 0)),
+                           .first = s->tier->in_unit[(size_t)a->seq * s->blocks_max + b] *
+                                        s->block_chunks +
+                                    a->chunk % s->block_chunks,
+                           .n   = a->n,
+                           .dst = a->packed };
+}
+
+/* n arrivals that have been read go to their places in the pool. */
+static kvd_status bring_up(kv_store *s, kvd_stream *st, const kv_arrival *a, uint32_t n,
+                           kvd_err *err)
+{
+    if (!s->be->unified)
+        return kv_land_up(s, st, &s->tier->land, a, n, err);
+    for (uint32_t i = 0; i < n; i++)
+        KVD_TRY(kv_unpack_run(s, st, a[i].seq, (uint32_t)(a[i].lane - kv_lane(s, a[i].seq, 0)),
+                              a[i].chunk, a[i].n, a[i].at, err));
+    return KVD_OK;
 }
 
 static bool is_bad(kv_store *s, uint32_t seq, uint32_t b)
@@ -385,7 +407,7 @@ uint32_t kv_seq_lost(const kv_store *s, uint32_t seq)
 }
 
 /* What all of a layer's records were read for may as well stay, while the lane has a share left:
- * the latest chunks, which are selected most.  a lies packed. */
+ * the latest chunks, which are selected most. */
 static void keep_run(kv_store *s, const kv_arrival *a)
 {
     const tier_lane *t       = &s->tier->lane[a->lane];
@@ -396,39 +418,43 @@ static void keep_run(kv_store *s, const kv_arrival *a)
         const uint32_t chunk = a->chunk + i, left = t->quota - t->n;
 
         if (left > 0 && chunk + left >= n_chunk && host[chunk] == KV_NO_HOST)
-            keep_on_host(s, a->lane, chunk, kv_packed_at(s, a->at, a->n) + i * s->packed_bytes,
+            keep_on_host(s, a->lane, chunk, a->packed + i * s->packed_bytes,
                          kv_tier_take(s, a->lane, chunk));
     }
 }
 
-/* Reads n listed runs of one sequence and unpacks them. */
+/* Reads n listed runs of one sequence and unpacks them.  The stream first passes what still reads
+ * the places that they come to, on their way or in the host tier. */
 static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err)
 {
-    const kv_tier   *t   = s->tier;
-    const uint64_t   t0  = kvd_now_ns();
-    const bool       was = kvd_alloc_guard(false); /* checksums, when a unit is first read */
-    const kvd_status rc  = n ? kv_disk_read_now(s->cache->disk, t->read, n, err) : KVD_OK;
+    const kv_tier *t = s->tier;
+    uint64_t       t0;
+    kvd_status     rc;
+    bool           was;
 
+    if (n == 0)
+        return KVD_OK;
+    KVD_TRY(kv_wait_lists(s, st, err));
+    t0  = kvd_now_ns();
+    was = kvd_alloc_guard(false); /* checksums, when a unit is first read */
+    rc  = kv_disk_read_now(s->cache->disk, t->read, n, err);
     kvd_alloc_guard(was);
     s->counts.disk_wait_ns += kvd_now_ns() - t0;
     if (rc != KVD_OK)
         lose(s, t->run, n);
-    for (uint32_t i = 0; i < n && rc == KVD_OK; i++) {
-        const kv_arrival *a = &t->run[i];
-
-        keep_run(s, a);
-        KVD_TRY(kv_unpack_run(s, st, a->seq, (uint32_t)(a->lane - kv_lane(s, a->seq, 0)), a->chunk,
-                              a->n, a->at, err));
-    }
-    return rc;
+    for (uint32_t i = 0; i < n && rc == KVD_OK; i++)
+        keep_run(s, &t->run[i]);
+    return rc == KVD_OK ? bring_up(s, st, t->run, n, err) : rc;
 }
 
-/* Runs of chunks of a lane's block that have no host record. */
+/* Runs of chunks of a lane's block that have no host record, behind n listed ones. */
 static uint32_t list_runs(kv_store *s, uint32_t seq, uint32_t lane, uint32_t b, uint64_t at,
                           uint32_t n)
 {
-    const uint64_t  l    = kv_lane(s, seq, 0) + lane;
-    const uint32_t *host = s->host_of + l * s->n_chunk_max + (uint64_t)b * s->block_chunks;
+    const uint64_t  l        = kv_lane(s, seq, 0) + lane;
+    const uint32_t *host     = s->host_of + l * s->n_chunk_max + (uint64_t)b * s->block_chunks;
+    const uint32_t  land     = n ? s->tier->run[n - 1].land + s->tier->run[n - 1].n : 0;
+    uint32_t        n_record = 0;
 
     for (uint32_t c = 0, end; c < s->block_chunks; c = end) {
         const uint32_t chunk = b * s->block_chunks + c;
@@ -439,10 +465,25 @@ static uint32_t list_runs(kv_store *s, uint32_t seq, uint32_t lane, uint32_t b, 
             continue;
         while (end < s->block_chunks && host[end] == KV_NO_HOST)
             end++;
-        s->tier->run[n]    = (kv_arrival){ l, to, seq, chunk, end - c };
-        s->tier->read[n++] = read_of(s, seq, lane, chunk, end - c, to);
+        s->tier->run[n] =
+            (kv_arrival){ .lane = l, .at = to, .seq = seq, .chunk = chunk, .n = end - c };
+        place_now(s, &s->tier->run[n], land + n_record);
+        n_record += end - c;
+        s->tier->read[n] = read_of(s, &s->tier->run[n]);
+        n++;
     }
     return n;
+}
+
+/* Whether a block's runs fit behind n listed ones. */
+static bool runs_fit(const kv_store *s, uint32_t n)
+{
+    const kv_tier *t = s->tier;
+
+    if (n + s->block_chunks > READS_MAX)
+        return false;
+    return s->be->unified || n == 0 ||
+           t->run[n - 1].land + t->run[n - 1].n + s->block_chunks <= t->land.n_now;
 }
 
 kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
@@ -452,7 +493,7 @@ kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
 
     for (uint32_t h = 0; s->tier && h < s->params.n_kv_head; h++) {
         for (uint32_t b = first; b < end; b++) {
-            if (n + s->block_chunks > READS_MAX) {
+            if (!runs_fit(s, n)) {
                 KVD_TRY(read_now(s, st, n, err));
                 n = 0;
             }
@@ -460,7 +501,7 @@ kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
                           layer_at[b] + h * s->layout.head_stride, n);
         }
     }
-    return n > 0 ? read_now(s, st, n, err) : KVD_OK;
+    return read_now(s, st, n, err);
 }
 
 /* ---- misses of a step --------------------------------------------------------------- */
@@ -502,27 +543,34 @@ static void set_late(kv_store *s, const kv_flight *f, uint8_t late)
 {
     const kv_arrival *a = arrivals_of(s->tier, f);
 
-    for (uint32_t i = 0; s->tier->late && i < f->n; i++)
+    for (uint32_t i = f->come; s->tier->late && i < f->n; i++)
         s->tier->late[slot_of(s, &a[i])] = late;
+}
+
+/* A batch of n has ended as rc says.  Before the host tier changes the stream has passed what reads
+ * it. */
+static kvd_status batch_arrived(kv_store *s, const kv_arrival *a, uint32_t n, kvd_status rc,
+                                kvd_err *err)
+{
+    if (rc != KVD_OK) {
+        lose(s, a, n);
+        return rc;
+    }
+    KVD_TRY(kv_wait_lists(s, s->tier->st, err));
+    admit(s, a, n);
+    return bring_up(s, s->tier->st, a, n, err);
 }
 
 /* The flight has ended as rc says. */
 static kvd_status arrived(kv_store *s, kv_flight *f, kvd_status rc, kvd_err *err)
 {
-    kv_tier          *t = s->tier;
-    const kv_arrival *a = arrivals_of(t, f);
-    const uint32_t    n = f->n;
+    const kv_arrival *a = arrivals_of(s->tier, f) + f->come;
+    const uint32_t    n = f->n - f->come;
 
     set_late(s, f, LATE_NOT);
+    kv_land_give(&s->tier->land, a, n);
     *f = (kv_flight){ 0 };
-    if (rc == KVD_OK)
-        admit(s, a, n);
-    else
-        lose(s, a, n);
-    for (uint32_t i = 0; i < n && rc == KVD_OK; i++)
-        KVD_TRY(kv_unpack_run(s, t->st, a[i].seq, (uint32_t)(a[i].lane - kv_lane(s, a[i].seq, 0)),
-                              a[i].chunk, 1, a[i].at, err));
-    return rc;
+    return batch_arrived(s, a, n, rc, err);
 }
 
 /* Waits for a batch of n records of the flight, and counts a stall if it has to. */
@@ -547,7 +595,7 @@ static kvd_status await(kv_store *s, const kv_flight *f, uint32_t n, kvd_err *er
 
 static kvd_status join(kv_store *s, kv_flight *f, kvd_err *err)
 {
-    return arrived(s, f, await(s, f, f->n, err), err);
+    return arrived(s, f, await(s, f, f->n - f->come, err), err);
 }
 
 /* Joins if it has arrived. */
@@ -558,7 +606,7 @@ static kvd_status try_join(kv_store *s, kv_flight *f, kvd_err *err)
     if (st == KVD_E_BUSY)
         return KVD_OK;
     kvd_trace_add(s->params.trace, KVD_TRACE_READ, f->start_ns, kvd_trace_now(s->params.trace),
-                  layer_of(s->tier, f), f->n);
+                  layer_of(s->tier, f), f->n - f->come);
     return arrived(s, f, st, err);
 }
 
@@ -598,7 +646,7 @@ static bool is_claimed(const kv_store *s, const kv_flight *f)
 {
     const kv_arrival *a = arrivals_of(s->tier, f);
 
-    for (uint32_t i = 0; i < f->n; i++) {
+    for (uint32_t i = f->come; i < f->n; i++) {
         const uint64_t slot = slot_of(s, &a[i]);
 
         if (s->chunk_of[slot] != a[i].chunk || s->tier->late[slot] == LATE_WANTED)
@@ -682,36 +730,75 @@ static kvd_status start(kv_store *s, kv_flight *f, uint32_t n, bool urgent, kvd_
     }
 }
 
+/* Places for n arrivals that nobody waits for, if need be those of older flights. */
+static kvd_status place_late(kv_store *s, kv_arrival *a, uint32_t n, kvd_err *err)
+{
+    kv_tier *t = s->tier;
+
+    for (uint32_t i = 0; s->be->unified && i < n; i++)
+        place_now(s, &a[i], 0);
+    if (s->be->unified)
+        return KVD_OK;
+    while (!kv_land_take(s, &t->land, a, n)) {
+        kv_flight *oldest = oldest_flight(s);
+
+        kvd_assert(oldest && n <= t->land.n_late);
+        KVD_TRY(join(s, oldest, err));
+    }
+    return kv_wait_lists(s, t->st, err); /* until what lay there has gone up */
+}
+
+/* Starts the next batch of a flight; of several only the last flies, and no urgent one does. */
+static kvd_status fetch_batch(kv_store *s, kv_flight *f, bool urgent, kvd_err *err)
+{
+    kv_tier       *t    = s->tier;
+    kv_arrival    *a    = arrivals_of(t, f) + f->come;
+    const uint32_t left = f->n - f->come;
+    const uint32_t most =
+        s->be->unified ? READS_MAX : (uint32_t)kvd_min_u64(READS_MAX, t->land.n_now);
+    const uint32_t n   = left < most ? left : most;
+    const bool     now = urgent || n < left || (!s->be->unified && n > t->land.n_late);
+    kvd_status     st  = KVD_OK;
+
+    if (now)
+        KVD_TRY(kv_wait_lists(s, t->st, err));
+    for (uint32_t i = 0; now && i < n; i++)
+        place_now(s, &a[i], i);
+    if (!now)
+        st = place_late(s, a, n, err);
+    for (uint32_t i = 0; i < n && st == KVD_OK; i++)
+        t->read[i] = read_of(s, &a[i]);
+    if (st == KVD_OK)
+        st = start(s, f, n, urgent, err);
+    if (st == KVD_OK && !now)
+        return KVD_OK;
+    if (!now)
+        kv_land_give(&t->land, a, n);
+    f->come += n;
+    if (st == KVD_OK)
+        st = await(s, f, n, err);
+    f->started = false;
+    return batch_arrived(s, a, n, st, err);
+}
+
 kvd_status kv_tier_fetch(kv_store *s, kvd_stream *stream, uint32_t layer, bool urgent, kvd_err *err)
 {
-    kv_tier          *t  = s->tier;
-    kv_flight        *f  = t ? flight_now(t, layer) : NULL;
-    const kv_arrival *a  = t ? arrivals_of(t, f) : NULL;
-    kvd_status        st = KVD_OK;
+    kv_tier   *t  = s->tier;
+    kv_flight *f  = t ? flight_now(t, layer) : NULL;
+    kvd_status st = KVD_OK;
 
     if (!f || f->n == 0)
         return KVD_OK;
     t->st = stream;
-    for (uint32_t first = 0; first < f->n && st == KVD_OK;) {
-        uint32_t n = 0;
-
-        for (; first + n < f->n && n < READS_MAX; n++)
-            t->read[n] = read_of(s, a[first + n].seq,
-                                 (uint32_t)(a[first + n].lane - kv_lane(s, a[first + n].seq, 0)),
-                                 a[first + n].chunk, 1, a[first + n].at);
-        first += n;
-        st = start(s, f, n, urgent, err);
-        if (st == KVD_OK && (urgent || first < f->n)) { /* of several batches only the last flies */
-            st         = await(s, f, n, err);
-            f->started = false;
-        }
-    }
     s->counts.n_disk += f->n;
     s->counts.n_disk_urgent += urgent ? f->n : 0;
-    if (urgent || st != KVD_OK)
-        return arrived(s, f, st, err);
-    set_late(s, f, LATE);
-    return KVD_OK;
+    while (f->come < f->n && !f->started && st == KVD_OK)
+        st = fetch_batch(s, f, urgent, err);
+    if (f->started)
+        set_late(s, f, LATE);
+    else
+        *f = (kv_flight){ 0 };
+    return st;
 }
 
 void kv_tier_check(const kv_store *s)
@@ -732,10 +819,10 @@ void kv_tier_check(const kv_store *s)
         const kv_arrival *a = arrivals_of(t, f);
 
         kvd_assert(f->started || f->n == 0);
-        for (uint32_t k = 0; k < f->n; k++)
+        for (uint32_t k = f->come; k < f->n; k++)
             kvd_assert(t->late[slot_of(s, &a[k])] == LATE &&
                        s->chunk_of[slot_of(s, &a[k])] == a[k].chunk);
-        n += f->n;
+        n += f->n - f->come;
     }
     for (uint64_t i = 0; t && t->late && i < kv_n_lane(&s->params) * s->slots_max; i++)
         n_late += t->late[i] != LATE_NOT;
