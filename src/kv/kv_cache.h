@@ -91,21 +91,24 @@ typedef struct kv_flight { /* of one layer's step */
     uint32_t       come;             /* the first so many have come already */
 } kv_flight;
 
-/* kv_land.c: where the device's memory is not the host's, records from disk lie here, in pinned
- * memory, until the device has taken them.  The first n_now serve batches that are waited for, the
- * others flights. */
+/* kv_land.c: where the device's memory is not the host's, records from disk lie in places behind
+ * the host tier's until the device has taken them.  The first n_now serve batches that are waited
+ * for, the others flights. */
 typedef struct kv_land {
-    kvd_mem   mem; /* records, then the list */
+    kvd_mem   mem; /* the list, and record[] */
     uint32_t  n_now, n_late;
-    uint32_t *free; /* [n_late] stack of numbers */
+    uint32_t *record; /* [n_now + n_late] host record that is the place */
+    uint32_t *free;   /* [n_late] stack of numbers */
     uint32_t  n_free;
     kv_copies list; /* of what goes up, n_now + n_late */
 } kv_land;
 
+uint64_t   kv_land_records(const kv_params *p); /* that the host tier's memory has behind its own */
 uint64_t   kv_land_bytes(const kv_params *p);
 kvd_status kv_land_open(kv_store *s, kv_land *l, kvd_err *err);
 void       kv_land_close(kv_store *s, kv_land *l);
-/* Numbers for n arrivals of one record each; false: there are not so many free. */
+uint8_t   *kv_land_at(const kv_store *s, const kv_land *l, uint32_t place);
+/* Places for n arrivals of one record each; false: there are not so many free. */
 bool kv_land_take(const kv_store *s, kv_land *l, kv_arrival *a, uint32_t n);
 void kv_land_give(kv_land *l, const kv_arrival *a, uint32_t n);
 /* n runs to their places in the pool.  The stream has passed what was listed before. */

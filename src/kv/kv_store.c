@@ -122,7 +122,10 @@ static kvd_status alloc_memory(kv_store *s, kvd_err *err)
     KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, s->stage_off + z[KV_BUF_STAGE], &s->pool, err));
     KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, z[KV_BUF_INDEX], &s->landmarks, err));
     KVD_TRY(open_regions(s, err));
-    return ops->mem_alloc(s->be, KVD_MEM_PINNED, z[KV_BUF_HOST], &s->host, err);
+    return ops->mem_alloc(s->be, KVD_MEM_PINNED,
+                          z[KV_BUF_HOST] +
+                              (s->sizes.spills ? kv_land_records(&s->params) : 0) * s->packed_bytes,
+                          &s->host, err);
 }
 
 /* Which windows lie where: sequence by sequence, lane by lane, each with its sinks in front. */
@@ -166,6 +169,7 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
         return kvd_fail(err, KVD_E_NOMEM, 0, "KV cache: no memory for its metadata");
     s->be           = be;
     s->params       = *p;
+    s->params.apart = !be->unified;
     s->sizes        = sizes;
     s->policy       = (kv_policy){ .alpha = 0.5f };
     s->blocks_max   = kv_blocks_for(p->n_ctx);

@@ -225,10 +225,21 @@ void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, boo
     t->n = m - drop;
 }
 
+/* The chunk gets a host record: this one, or, of an arrival that has a place of its own, the place,
+ * which becomes that record. */
 static void keep_on_host(kv_store *s, uint64_t lane, uint32_t chunk, const uint8_t *packed,
-                         uint32_t record)
+                         uint32_t land, uint32_t record)
 {
-    memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes, packed, (size_t)s->packed_bytes);
+    kv_land *l = &s->tier->land;
+
+    if (land >= l->n_now && l->record) {
+        const uint32_t place = l->record[land];
+
+        l->record[land] = record;
+        record          = place;
+    } else {
+        memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes, packed, (size_t)s->packed_bytes);
+    }
     s->host_of[lane * s->n_chunk_max + chunk] = record;
 }
 
@@ -243,7 +254,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
     uint32_t        m, k;
 
     for (; n > 0 && t->n < t->quota; a++, n--)
-        keep_on_host(s, lane, a->chunk, a->packed, kv_tier_take(s, lane, a->chunk));
+        keep_on_host(s, lane, a->chunk, a->packed, a->land, kv_tier_take(s, lane, a->chunk));
     m = t->n;
     k = n < m ? n : m;
     for (uint32_t i = 0; i < m && k > 0; i++)
@@ -254,7 +265,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
 
         if (ema[a[i].chunk] <= ema[victim])
             continue;
-        keep_on_host(s, lane, a[i].chunk, a[i].packed, host[victim]);
+        keep_on_host(s, lane, a[i].chunk, a[i].packed, a[i].land, host[victim]);
         host[victim] = KV_NO_HOST;
         t->list[at]  = a[i].chunk;
     }
@@ -339,12 +350,12 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
 /* ---- reading ------------------------------------------------------------------------ */
 
 /* Where an arrival that is waited for lies when it has been read: in the pool where it is unpacked,
- * or in place number `land` of kv_land. */
+ * or from place number `land` on. */
 static void place_now(kv_store *s, kv_arrival *a, uint32_t land)
 {
     a->land   = land;
-    a->packed = s->be->unified ? (uint8_t *)s->pool.ptr + kv_packed_at(s, a->at, a->n)
-                               : (uint8_t *)s->tier->land.mem.ptr + land * s->packed_bytes;
+    a->packed = s->params.apart ? kv_land_at(s, &s->tier->land, land)
+                                : (uint8_t *)s->pool.ptr + kv_packed_at(s, a->at, a->n);
 }
 
 static kv_disk_read read_of(kv_store *s, const kv_arrival *a)
@@ -365,7 +376,7 @@ static kv_disk_read read_of(kv_store *s, const kv_arrival *a)
 static kvd_status bring_up(kv_store *s, kvd_stream *st, const kv_arrival *a, uint32_t n,
                            kvd_err *err)
 {
-    if (!s->be->unified)
+    if (s->params.apart)
         return kv_land_up(s, st, &s->tier->land, a, n, err);
     for (uint32_t i = 0; i < n; i++)
         KVD_TRY(kv_unpack_run(s, st, a[i].seq, (uint32_t)(a[i].lane - kv_lane(s, a[i].seq, 0)),
@@ -418,7 +429,7 @@ static void keep_run(kv_store *s, const kv_arrival *a)
         const uint32_t chunk = a->chunk + i, left = t->quota - t->n;
 
         if (left > 0 && chunk + left >= n_chunk && host[chunk] == KV_NO_HOST)
-            keep_on_host(s, a->lane, chunk, a->packed + i * s->packed_bytes,
+            keep_on_host(s, a->lane, chunk, a->packed + i * s->packed_bytes, 0,
                          kv_tier_take(s, a->lane, chunk));
     }
 }
@@ -482,7 +493,7 @@ static bool runs_fit(const kv_store *s, uint32_t n)
 
     if (n + s->block_chunks > READS_MAX)
         return false;
-    return s->be->unified || n == 0 ||
+    return !s->params.apart || n == 0 ||
            t->run[n - 1].land + t->run[n - 1].n + s->block_chunks <= t->land.n_now;
 }
 
@@ -735,9 +746,9 @@ static kvd_status place_late(kv_store *s, kv_arrival *a, uint32_t n, kvd_err *er
 {
     kv_tier *t = s->tier;
 
-    for (uint32_t i = 0; s->be->unified && i < n; i++)
+    for (uint32_t i = 0; !s->params.apart && i < n; i++)
         place_now(s, &a[i], 0);
-    if (s->be->unified)
+    if (!s->params.apart)
         return KVD_OK;
     while (!kv_land_take(s, &t->land, a, n)) {
         kv_flight *oldest = oldest_flight(s);
@@ -755,9 +766,9 @@ static kvd_status fetch_batch(kv_store *s, kv_flight *f, bool urgent, kvd_err *e
     kv_arrival    *a    = arrivals_of(t, f) + f->come;
     const uint32_t left = f->n - f->come;
     const uint32_t most =
-        s->be->unified ? READS_MAX : (uint32_t)kvd_min_u64(READS_MAX, t->land.n_now);
+        !s->params.apart ? READS_MAX : (uint32_t)kvd_min_u64(READS_MAX, t->land.n_now);
     const uint32_t n   = left < most ? left : most;
-    const bool     now = urgent || n < left || (!s->be->unified && n > t->land.n_late);
+    const bool     now = urgent || n < left || (s->params.apart && n > t->land.n_late);
     kvd_status     st  = KVD_OK;
 
     if (now)
