@@ -147,7 +147,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_min_free = p->cache_min_free,
         .apart          = !m->be->unified,
         .device_steps   = !m->be->unified && (!index || sh->attention.params.zone == 0) &&
-                        !(p->cache_dir && (p->kv_host || p->resume == KVD_RESUME_SPARSE)),
+                        !(p->cache_dir && p->disk_lag > 1),
         .lazy     = p->resume == KVD_RESUME_SPARSE,
         .disk_lag = p->disk_lag,
     };

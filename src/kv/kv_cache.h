@@ -124,6 +124,8 @@ void       kv_tier_close(kv_store *s);
 /* A host record for a chunk, or KV_NO_HOST; chunks from first on leave the lane's list. */
 uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk);
 void     kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first);
+/* Brings a layer's averages down for the host, where they are the device's: given to the stream. */
+kvd_status kv_tier_see(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, kvd_err *err);
 /* Chunks [first, end), new and on the stage, get host records where their averages are among the
  * lane's highest, of equals the later; older chunks may lose theirs.  newest: all that there is
  * room for, since what was attended until now is likely to be selected. */
@@ -152,7 +154,20 @@ void       kv_tier_miss(kv_store *s, uint32_t layer, uint32_t seq, uint64_t lane
                         uint64_t at);
 kvd_status kv_tier_fetch(kv_store *s, kvd_stream *st, uint32_t layer, bool urgent, kvd_err *err);
 void       kv_tier_settle(kv_store *s);
-void       kv_tier_count(const kv_store *s, kv_counts *c);
-void       kv_tier_check(const kv_store *s);
+
+/* kv_serve.c: a step without the host (kv_alone.c) asks for records on disk while it runs.  begin:
+ * before it; link: the queue as ops see it, batch: a layer's in it; poll: starts reads and tells
+ * what has come, without waiting, for as long as the step runs; give_up: nothing more will come;
+ * end: the streams are done: what has come may stay in the host tier.  KVD_E_IO and its kin:
+ * records are missing, the step has failed. */
+bool          kv_serves(const kv_store *s); /* or there is no disk tier */
+kvd_status    kv_serve_begin(kv_store *s, kvd_stream *st, kvd_err *err);
+kvd_miss_link kv_serve_link(const kv_store *s, uint32_t layer, bool urgent);
+void          kv_serve_poll(kv_store *s);
+void          kv_serve_give_up(kv_store *s);
+kvd_status    kv_serve_end(kv_store *s, kvd_err *err);
+
+void kv_tier_count(const kv_store *s, kv_counts *c);
+void kv_tier_check(const kv_store *s);
 
 #endif

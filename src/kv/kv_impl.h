@@ -8,8 +8,10 @@
  * kv_pack.c     records in the form of lower tiers
  * kv_step.c     select, fetch, attend
  * kv_alone.c    the same without the host in between
- * kv_zone.c     the estimation zone: what stands for the tokens that a step does not attend to
- * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back
+ * kv_tier.c     the disk as a tier; kv_land.c: where its records come to; kv_serve.c: for
+ * kv_alone.c kv_zone.c     the estimation zone: what stands for the tokens that a step does not
+ * attend to kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and
+ * back
  *
  * A *lane index* counts lanes of all sequences: (seq * n_layer + layer) * n_kv_head + head.  Arrays
  * per chunk have n_chunk_max elements a lane and are written first when a chunk is sealed. */
@@ -19,7 +21,7 @@
 #include "kv/kv.h"
 
 #define KV_NO_BLOCK UINT64_MAX
-#define KV_NO_HOST  UINT32_MAX
+#define KV_NO_HOST  KVD_HOST_NONE
 
 typedef struct kv_seq {
     uint32_t  len;      /* committed tokens */
@@ -46,6 +48,7 @@ enum { KV_COPIES, KV_COPIES_LATE }; /* of kv_step.list */
  * for each layer with device_steps. */
 typedef struct kv_step {
     bool              alone; /* under way without the host */
+    bool              recording;
     uint32_t          n_row; /* of it */
     const uint32_t   *rows_seq;
     kvd_window_place *place; /* *[n_seq] */
@@ -134,7 +137,7 @@ struct kv_store {
     kv_prompt prompt;      /* under way, or n_new 0 */
 
     kvd_stream *late; /* device_steps, not resident: what a step does not wait for */
-    kvd_event  *change_known, *late_done;
+    kvd_event  *change_known, *late_done, *step_done;
 
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
     struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */
@@ -298,7 +301,7 @@ static inline size_t kv_lane_at(const kv_store *s, uint32_t layer)
 /* Before lists are written anew that ops may not have read yet. */
 static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err)
 {
-    return s->be->unified ? KVD_OK : s->be->ops->stream_sync(st, err);
+    return s->be->unified ? KVD_OK : kv_step_wait(s, st, err);
 }
 
 /* kv_pack.c.  list_up: one record that comes up, from src (in the host tier) to dst (in the pool);

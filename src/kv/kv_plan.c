@@ -187,15 +187,15 @@ static uint64_t step_copies(const kv_params *p)
     return p->sparse ? (uint64_t)p->n_seq * p->n_kv_head * (p->window_tokens / p->chunk_tokens) : 0;
 }
 
+/* Where all is resident packed records are still made and unpacked, a block at a time. */
 void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
                   uint64_t *bytes)
 {
     const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
-    const uint64_t slots = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
-    const uint64_t index = p->sparse ? lanes * chunks : 0;
-    const uint64_t seqs  = p->sparse ? p->n_seq : 0;
-    const uint64_t row   = seqs * p->n_kv_head;
-    /* where all is resident packed records are still made and unpacked, a block at a time */
+    const uint64_t slots  = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
+    const uint64_t index  = p->sparse ? lanes * chunks : 0;
+    const uint64_t seqs   = p->sparse ? p->n_seq : 0;
+    const uint64_t row    = seqs * p->n_kv_head;
     const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
     const uint64_t packed = p->record != KVD_RECORD_RAW;
     const uint64_t copies = resident ? packed * block : kv_copies_max(p);

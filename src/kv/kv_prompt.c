@@ -124,6 +124,7 @@ kvd_status kv_prompt_place(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err 
         KVD_TRY(list_scores(s, st, layer, err));
     for (uint32_t i = 0; i < p->last.n_row && s->slots_max > 0; i++)
         KVD_TRY(score_row(s, st, layer, i, err));
+    KVD_TRY(kv_tier_see(s, st, p->seq, layer, err));
     KVD_TRY(s->be->ops->stream_sync(st, err));
     for (uint32_t h = 0; h < s->params.n_kv_head; h++)
         kv_tier_place(s, kv_lane(s, p->seq, layer) + h, p->first * s->block_chunks,

@@ -20,35 +20,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "kv/kv_cache.h"
-
-#define READS_MAX 8192u /* of one batch; more go in several */
-
-typedef struct tier_lane {
-    uint32_t *list;  /* [quota] chunks that have a host record */
-    uint32_t  quota; /* host records at most */
-    uint32_t  n;     /* of list */
-} tier_lane;
-
-struct kv_tier {
-    tier_lane    *lane;
-    uint32_t     *list; /* where lanes' lists lie, one behind the other */
-    kv_disk_unit *unit; /* [n_seq][blocks_max] where a sealed block is; 0: not bound */
-    uint8_t      *in_unit;
-    kvd_stream   *st;   /* of the step whose records are on their way */
-    kv_arrival   *run;  /* [READS_MAX] what a batch reads */
-    kv_disk_read *read; /* [READS_MAX] */
-    uint64_t     *rank; /* [n_chunk_max]; no quota is more */
-    uint32_t      lag;
-    uint64_t      n_start; /* flights so far */
-    uint32_t     *turn;    /* [n_layer] steps so far */
-    kv_flight    *flight;  /* [n_layer][lag], by turn */
-    kv_arrival   *arrival; /* [n_layer][lag][arrivals_max] */
-    uint64_t      arrivals_max;
-    uint8_t      *late; /* [lane][slots_max] what its slots wait for; NULL: lag 1 */
-    uint32_t     *lost; /* [n_seq] first block that cannot be read */
-    kv_land       land;
-};
+#include "kv/kv_tier.h"
 
 /* ---- open and close ----------------------------------------------------------------- */
 
@@ -66,7 +38,7 @@ uint32_t kv_tier_lag(const kv_params *p)
 
 uint32_t kv_tier_late_reads(const kv_params *p)
 {
-    return (uint32_t)kvd_max_u64(1, kvd_min_u64(arrivals_max(p), READS_MAX));
+    return (uint32_t)kvd_max_u64(1, kvd_min_u64(arrivals_max(p), KV_TIER_READS_MAX));
 }
 
 static uint64_t late_bytes(const kv_params *p)
@@ -74,19 +46,28 @@ static uint64_t late_bytes(const kv_params *p)
     return kv_tier_lag(p) > 1 ? kv_n_lane(p) * (p->window_tokens / p->chunk_tokens) : 0;
 }
 
+/* Where the averages are the device's alone the host has a copy. */
+static uint64_t seen_bytes(const kv_params *p)
+{
+    const uint64_t chunks =
+        kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (KV_BLOCK_TOKENS / p->chunk_tokens);
+
+    return p->apart && p->device_steps && p->sparse ? kv_n_lane(p) * chunks * sizeof(uint16_t) : 0;
+}
+
 uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_bytes)
 {
     const uint64_t blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
 
-    return sizeof(kv_tier) + kv_n_lane(p) * sizeof(tier_lane) + host_bytes / record_bytes * 4 +
+    return sizeof(kv_tier) + kv_n_lane(p) * sizeof(kv_tier_lane) + host_bytes / record_bytes * 4 +
            p->n_seq * (blocks * (sizeof(kv_disk_unit) + 1) + 4) +
-           READS_MAX * (sizeof(kv_disk_read) + sizeof(kv_arrival)) +
+           KV_TIER_READS_MAX * (sizeof(kv_disk_read) + sizeof(kv_arrival)) +
            blocks * (KV_BLOCK_TOKENS / p->chunk_tokens) * 8 + late_bytes(p) +
            p->n_layer *
                (kv_tier_lag(p) * (sizeof(kv_flight) + arrivals_max(p) * sizeof(kv_arrival) +
                                   kv_disk_late_bytes(1, kv_tier_late_reads(p))) +
                 4) +
-           kv_land_bytes(p);
+           kv_land_bytes(p) + seen_bytes(p) + kv_serve_bytes(p);
 }
 
 /* Every lane's share, of a store whose host tier has room for all of them. */
@@ -100,7 +81,8 @@ static void share_out(kv_store *s)
     for (uint64_t i = 0; i < lanes; i++) {
         const uint64_t most = p->lane_host ? p->lane_host[i % each] : s->n_hrecord / lanes;
 
-        t->lane[i] = (tier_lane){ list, (uint32_t)kvd_min_u64(most, s->n_chunk_max), 0 };
+        t->lane[i] =
+            (kv_tier_lane){ .list = list, .quota = (uint32_t)kvd_min_u64(most, s->n_chunk_max) };
         list += t->lane[i].quota;
     }
     kvd_assert((uint64_t)(list - t->list) <= s->n_hrecord);
@@ -125,8 +107,8 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t->list         = kvd_calloc(s->n_hrecord, sizeof(*t->list));
     t->unit         = kvd_calloc(blocks, sizeof(*t->unit));
     t->in_unit      = kvd_calloc(blocks, sizeof(*t->in_unit));
-    t->read         = kvd_calloc(READS_MAX, sizeof(*t->read));
-    t->run          = kvd_calloc(READS_MAX, sizeof(*t->run));
+    t->read         = kvd_calloc(KV_TIER_READS_MAX, sizeof(*t->read));
+    t->run          = kvd_calloc(KV_TIER_READS_MAX, sizeof(*t->run));
     t->rank         = kvd_calloc(s->n_chunk_max, sizeof(*t->rank));
     t->turn         = kvd_calloc(p->n_layer, sizeof(*t->turn));
     t->flight       = kvd_calloc(flights, sizeof(*t->flight));
@@ -139,7 +121,12 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t->lag = kv_tier_lag(p); /* until now there are no flights to settle */
     memset(t->lost, 0xff, p->n_seq * sizeof(*t->lost));
     share_out(s);
-    return kv_land_open(s, &t->land, err);
+    t->ema = s->ema;
+    KVD_TRY(s->be->ops->mem_alloc(s->be, KVD_MEM_PINNED, seen_bytes(p), &t->seen, err));
+    if (t->seen.ptr)
+        t->ema = t->seen.ptr;
+    KVD_TRY(kv_land_open(s, &t->land, err));
+    return kv_serve_open(s, err);
 }
 
 void kv_tier_close(kv_store *s)
@@ -160,7 +147,9 @@ void kv_tier_close(kv_store *s)
     kvd_free(t->flight);
     kvd_free(t->arrival);
     kvd_free(t->lost);
+    kv_serve_close(s);
     kv_land_close(s, &t->land);
+    s->be->ops->mem_free(s->be, &t->seen);
     kvd_free(t);
     s->tier = NULL;
 }
@@ -170,7 +159,7 @@ void kv_tier_close(kv_store *s)
 /* A host record for a chunk, while the lane has a share left. */
 uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk)
 {
-    tier_lane *t = s->tier ? &s->tier->lane[lane] : NULL;
+    kv_tier_lane *t = s->tier ? &s->tier->lane[lane] : NULL;
 
     if (t) {
         if (t->n == t->quota)
@@ -183,8 +172,8 @@ uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk)
 /* Chunks from first on leave the lane's list; the caller gives back their records. */
 void kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first)
 {
-    tier_lane *t = s->tier ? &s->tier->lane[lane] : NULL;
-    uint32_t   n = 0;
+    kv_tier_lane *t = s->tier ? &s->tier->lane[lane] : NULL;
+    uint32_t      n = 0;
 
     for (uint32_t i = 0; t && i < t->n; i++) {
         if (t->list[i] < first)
@@ -194,12 +183,24 @@ void kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first)
         t->n = n;
 }
 
+kvd_status kv_tier_see(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, kvd_err *err)
+{
+    const uint64_t bytes = s->n_chunk_max * sizeof(*s->ema);
+    const uint64_t at    = kv_lane(s, seq, layer) * bytes;
+    const uint64_t from  = (uint64_t)((uint8_t *)s->ema - (uint8_t *)s->region[KV_MAP].ptr);
+
+    if (!s->tier || !s->tier->seen.ptr)
+        return KVD_OK;
+    return s->be->ops->copy(st, s->tier->seen, at, s->region[KV_MAP], from + at,
+                            s->params.n_kv_head * bytes, err);
+}
+
 void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, bool newest)
 {
-    tier_lane      *t    = &s->tier->lane[lane];
+    kv_tier_lane   *t    = &s->tier->lane[lane];
     uint64_t       *rank = s->tier->rank;
     uint32_t       *host = s->host_of + lane * s->n_chunk_max;
-    const uint16_t *ema  = s->ema + lane * s->n_chunk_max;
+    const uint16_t *ema  = s->tier->ema + lane * s->n_chunk_max;
     uint32_t        m    = 0, drop;
 
     for (uint32_t i = 0; i < t->n; i++)
@@ -225,10 +226,8 @@ void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, boo
     t->n = m - drop;
 }
 
-/* The chunk gets a host record: this one, or, of an arrival that has a place of its own, the place,
- * which becomes that record. */
-static void keep_on_host(kv_store *s, uint64_t lane, uint32_t chunk, const uint8_t *packed,
-                         uint32_t land, uint32_t record)
+void kv_tier_keep(kv_store *s, uint64_t lane, uint32_t chunk, const uint8_t *packed, uint32_t land,
+                  uint32_t record)
 {
     kv_land *l = &s->tier->land;
 
@@ -247,14 +246,14 @@ static void keep_on_host(kv_store *s, uint64_t lane, uint32_t chunk, const uint8
  * with a lower average score. */
 static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t n)
 {
-    tier_lane      *t    = &s->tier->lane[lane];
+    kv_tier_lane   *t    = &s->tier->lane[lane];
     uint64_t       *rank = s->tier->rank;
     uint32_t       *host = s->host_of + lane * s->n_chunk_max;
-    const uint16_t *ema  = s->ema + lane * s->n_chunk_max;
+    const uint16_t *ema  = s->tier->ema + lane * s->n_chunk_max;
     uint32_t        m, k;
 
     for (; n > 0 && t->n < t->quota; a++, n--)
-        keep_on_host(s, lane, a->chunk, a->packed, a->land, kv_tier_take(s, lane, a->chunk));
+        kv_tier_keep(s, lane, a->chunk, a->packed, a->land, kv_tier_take(s, lane, a->chunk));
     m = t->n;
     k = n < m ? n : m;
     for (uint32_t i = 0; i < m && k > 0; i++)
@@ -265,7 +264,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
 
         if (ema[a[i].chunk] <= ema[victim])
             continue;
-        keep_on_host(s, lane, a[i].chunk, a[i].packed, a[i].land, host[victim]);
+        kv_tier_keep(s, lane, a[i].chunk, a[i].packed, a[i].land, host[victim]);
         host[victim] = KV_NO_HOST;
         t->list[at]  = a[i].chunk;
     }
@@ -358,7 +357,7 @@ static void place_now(kv_store *s, kv_arrival *a, uint32_t land)
                                 : (uint8_t *)s->pool.ptr + kv_packed_at(s, a->at, a->n);
 }
 
-static kv_disk_read read_of(kv_store *s, const kv_arrival *a)
+kv_disk_read kv_tier_read_of(kv_store *s, const kv_arrival *a)
 {
     const uint32_t b = a->chunk / s->block_chunks;
 
@@ -394,7 +393,7 @@ static bool is_bad(kv_store *s, uint32_t seq, uint32_t b)
 /* After a batch has failed: from which block on its sequences can no longer be had.  Blocks of
  * units that are bad now, of the whole sequence; where none is (time ran out), all that were asked
  * for. */
-static void lose(kv_store *s, const kv_arrival *a, uint32_t n)
+void kv_tier_lose(kv_store *s, const kv_arrival *a, uint32_t n)
 {
     bool any = false;
 
@@ -421,15 +420,15 @@ uint32_t kv_seq_lost(const kv_store *s, uint32_t seq)
  * the latest chunks, which are selected most. */
 static void keep_run(kv_store *s, const kv_arrival *a)
 {
-    const tier_lane *t       = &s->tier->lane[a->lane];
-    const uint32_t  *host    = s->host_of + a->lane * s->n_chunk_max;
-    const uint32_t   n_chunk = s->seq[a->seq].n_sealed / s->params.chunk_tokens;
+    const kv_tier_lane *t       = &s->tier->lane[a->lane];
+    const uint32_t     *host    = s->host_of + a->lane * s->n_chunk_max;
+    const uint32_t      n_chunk = s->seq[a->seq].n_sealed / s->params.chunk_tokens;
 
     for (uint32_t i = 0; i < a->n; i++) {
         const uint32_t chunk = a->chunk + i, left = t->quota - t->n;
 
         if (left > 0 && chunk + left >= n_chunk && host[chunk] == KV_NO_HOST)
-            keep_on_host(s, a->lane, chunk, a->packed + i * s->packed_bytes, 0,
+            kv_tier_keep(s, a->lane, chunk, a->packed + i * s->packed_bytes, 0,
                          kv_tier_take(s, a->lane, chunk));
     }
 }
@@ -452,7 +451,7 @@ static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err
     kvd_alloc_guard(was);
     s->counts.disk_wait_ns += kvd_now_ns() - t0;
     if (rc != KVD_OK)
-        lose(s, t->run, n);
+        kv_tier_lose(s, t->run, n);
     for (uint32_t i = 0; i < n && rc == KVD_OK; i++)
         keep_run(s, &t->run[i]);
     return rc == KVD_OK ? bring_up(s, st, t->run, n, err) : rc;
@@ -480,7 +479,7 @@ static uint32_t list_runs(kv_store *s, uint32_t seq, uint32_t lane, uint32_t b, 
             (kv_arrival){ .lane = l, .at = to, .seq = seq, .chunk = chunk, .n = end - c };
         place_now(s, &s->tier->run[n], land + n_record);
         n_record += end - c;
-        s->tier->read[n] = read_of(s, &s->tier->run[n]);
+        s->tier->read[n] = kv_tier_read_of(s, &s->tier->run[n]);
         n++;
     }
     return n;
@@ -491,7 +490,7 @@ static bool runs_fit(const kv_store *s, uint32_t n)
 {
     const kv_tier *t = s->tier;
 
-    if (n + s->block_chunks > READS_MAX)
+    if (n + s->block_chunks > KV_TIER_READS_MAX)
         return false;
     return !s->params.apart || n == 0 ||
            t->run[n - 1].land + t->run[n - 1].n + s->block_chunks <= t->land.n_now;
@@ -564,7 +563,7 @@ static kvd_status batch_arrived(kv_store *s, const kv_arrival *a, uint32_t n, kv
                                 kvd_err *err)
 {
     if (rc != KVD_OK) {
-        lose(s, a, n);
+        kv_tier_lose(s, a, n);
         return rc;
     }
     KVD_TRY(kv_wait_lists(s, s->tier->st, err));
@@ -765,11 +764,12 @@ static kvd_status fetch_batch(kv_store *s, kv_flight *f, bool urgent, kvd_err *e
     kv_tier       *t    = s->tier;
     kv_arrival    *a    = arrivals_of(t, f) + f->come;
     const uint32_t left = f->n - f->come;
-    const uint32_t most =
-        !s->params.apart ? READS_MAX : (uint32_t)kvd_min_u64(READS_MAX, t->land.n_now);
-    const uint32_t n   = left < most ? left : most;
-    const bool     now = urgent || n < left || (s->params.apart && n > t->land.n_late);
-    kvd_status     st  = KVD_OK;
+    const uint32_t most = !s->params.apart
+                              ? KV_TIER_READS_MAX
+                              : (uint32_t)kvd_min_u64(KV_TIER_READS_MAX, t->land.n_now);
+    const uint32_t n    = left < most ? left : most;
+    const bool     now  = urgent || n < left || (s->params.apart && n > t->land.n_late);
+    kvd_status     st   = KVD_OK;
 
     if (now)
         KVD_TRY(kv_wait_lists(s, t->st, err));
@@ -778,7 +778,7 @@ static kvd_status fetch_batch(kv_store *s, kv_flight *f, bool urgent, kvd_err *e
     if (!now)
         st = place_late(s, a, n, err);
     for (uint32_t i = 0; i < n && st == KVD_OK; i++)
-        t->read[i] = read_of(s, &a[i]);
+        t->read[i] = kv_tier_read_of(s, &a[i]);
     if (st == KVD_OK)
         st = start(s, f, n, urgent, err);
     if (st == KVD_OK && !now)
@@ -818,8 +818,8 @@ void kv_tier_check(const kv_store *s)
     uint64_t       n = 0, n_late = 0;
 
     for (uint64_t lane = 0; t && lane < kv_n_lane(&s->params); lane++) {
-        const tier_lane *l    = &t->lane[lane];
-        const uint32_t  *host = s->host_of + lane * s->n_chunk_max;
+        const kv_tier_lane *l    = &t->lane[lane];
+        const uint32_t     *host = s->host_of + lane * s->n_chunk_max;
 
         kvd_assert(l->n <= l->quota);
         for (uint32_t i = 0; i < l->n; i++)

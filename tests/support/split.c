@@ -3,6 +3,8 @@
  * while ops run and at no other time. */
 #include "support/split.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -44,6 +46,13 @@ static bool                   recording;
 static size_t                 graph_at; /* of tasks: the first that is recorded */
 static uint64_t               n_run;    /* of graphs */
 
+/* A thread that runs all that has been put off, since somebody has asked whether it is done. */
+static pthread_t   device;
+static bool        busy;
+static atomic_bool over;
+static kvd_status  over_status;
+static kvd_err     over_err;
+
 static void check(bool ok)
 {
     if (!ok)
@@ -77,7 +86,7 @@ static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t b
     return KVD_OK;
 }
 
-static kvd_status run_all(kvd_err *err)
+static kvd_status run_tasks(kvd_err *err)
 {
     kvd_status rc = KVD_OK;
 
@@ -91,6 +100,42 @@ static kvd_status run_all(kvd_err *err)
     n_task = 0;
     allow(PROT_NONE);
     return rc;
+}
+
+static void *device_main(void *unused)
+{
+    (void)unused;
+    over_status = run_tasks(&over_err);
+    atomic_store(&over, true);
+    return NULL;
+}
+
+/* As a GPU's event: what was given runs meanwhile. */
+static bool split_event_done(const kvd_event *ev)
+{
+    (void)ev;
+    if (!busy && n_task == 0)
+        return true;
+    if (!busy) {
+        atomic_store(&over, false);
+        busy = true;
+        check(pthread_create(&device, NULL, device_main, NULL) == 0);
+    }
+    return atomic_load(&over);
+}
+
+static kvd_status run_all(kvd_err *err)
+{
+    kvd_status st = KVD_OK;
+
+    if (busy) {
+        check(pthread_join(device, NULL) == 0);
+        busy = false;
+        st   = over_status;
+        if (st != KVD_OK && err)
+            *err = over_err;
+    }
+    return st == KVD_OK ? run_tasks(err) : st;
 }
 
 static kvd_status split_sync(kvd_stream *st, kvd_err *err)
@@ -177,6 +222,7 @@ WRAP(attn_span)
 WRAP(attn_zone)
 WRAP(window)
 WRAP(window_spans)
+WRAP(window_post)
 WRAP(window_fetch)
 WRAP(record_copy)
 WRAP(record_pack)
@@ -265,10 +311,12 @@ void split_begin(kvd_backend *be)
     split_ops.attn_zone     = split_attn_zone;
     split_ops.window        = split_window;
     split_ops.window_spans  = split_window_spans;
+    split_ops.window_post   = split_window_post;
     split_ops.window_fetch  = split_window_fetch;
     split_ops.record_copy   = split_record_copy;
     split_ops.record_pack   = split_record_pack;
     split_ops.record_unpack = split_record_unpack;
+    split_ops.event_done    = split_event_done;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
     split_ops.stream_sync   = split_sync;
