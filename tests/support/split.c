@@ -43,6 +43,7 @@ static size_t                 n_task, n_task_max;
 static bool                   recording;
 static size_t                 graph_at; /* of tasks: the first that is recorded */
 static uint64_t               n_run;    /* of graphs */
+static uint64_t               memory_total, memory_context, scratch, pinned;
 
 static void check(bool ok)
 {
@@ -214,13 +215,40 @@ static kvd_status split_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t
     return put_off(st, run_fill, &a, sizeof(a));
 }
 
+static void split_memory(const kvd_backend *be, kvd_device_memory *out)
+{
+    (void)be;
+    *out = (kvd_device_memory){
+        .total = memory_total, .context = memory_context, .scratch = scratch, .pinned = pinned
+    };
+    for (int i = 0; i < N_MAX; i++)
+        out->held += held[i].bytes;
+    out->used = out->context + out->held + out->scratch;
+    out->free = out->total > out->used ? out->total - out->used : 0;
+}
+
+void split_set_memory(uint64_t total, uint64_t context)
+{
+    memory_total   = total;
+    memory_context = context;
+}
+
+static kvd_status split_reserve(kvd_backend *be, const kvd_backend_limits *lim, kvd_err *err)
+{
+    scratch = kvd_max_u64(scratch, real->reserve_bytes(be, lim));
+    return real->reserve(be, lim, err);
+}
+
 static kvd_status split_alloc(kvd_backend *be, kvd_mem_kind kind, uint64_t bytes, kvd_mem *out,
                               kvd_err *err)
 {
     int i = 0;
 
-    if (kind != KVD_MEM_DEVICE || bytes == 0)
-        return real->mem_alloc(be, kind, bytes, out, err);
+    if (kind != KVD_MEM_DEVICE || bytes == 0) {
+        KVD_TRY(real->mem_alloc(be, kind, bytes, out, err));
+        pinned += kind == KVD_MEM_PINNED ? bytes : 0;
+        return KVD_OK;
+    }
     while (held[i].ptr)
         check(++i < N_MAX);
     out->ptr = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -243,6 +271,7 @@ static void split_free(kvd_backend *be, kvd_mem *m)
             return;
         }
     }
+    pinned -= m->kind == KVD_MEM_PINNED ? m->bytes : 0;
     real->mem_free(be, m);
 }
 
@@ -279,9 +308,14 @@ void split_begin(kvd_backend *be)
     split_ops.graph_close   = split_graph_close;
     split_ops.mem_alloc     = split_alloc;
     split_ops.mem_free      = split_free;
+    split_ops.memory        = split_memory;
+    split_ops.reserve       = split_reserve;
     be->ops                 = &split_ops;
     be->unified             = false;
     n_run                   = 0;
+    scratch = pinned = 0;
+    memory_total     = 1ull << 60;
+    memory_context   = 0;
 }
 
 uint64_t split_graph_runs(void)
