@@ -145,10 +145,11 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_dir      = p->cache_dir,
         .cache_bytes    = p->cache_bytes,
         .cache_min_free = p->cache_min_free,
-        .device_steps   = !m->be->unified && (!index || sh->attention.params.zone == 0),
         .apart          = !m->be->unified,
-        .lazy           = p->resume == KVD_RESUME_SPARSE,
-        .disk_lag       = p->disk_lag,
+        .device_steps   = !m->be->unified && (!index || sh->attention.params.zone == 0) &&
+                        !(p->cache_dir && p->disk_lag > 1),
+        .lazy     = p->resume == KVD_RESUME_SPARSE,
+        .disk_lag = p->disk_lag,
     };
 }
 

@@ -70,7 +70,11 @@ typedef struct kv_params {
     /* Steps after which a miss on disk that is not urgent belongs to the window at the latest; 0:
      * 1.  With more the window depends on the disk's speed. */
     uint32_t                   disk_lag;
-    const struct os_io_params *disk_io; /* NULL: as fits the machine; tests simulate one */
+    const struct os_io_params *disk_io;         /* NULL: as fits the machine; tests simulate one */
+    uint64_t                   disk_timeout_ns; /* of a batch of reads; 0: the block store's own */
+    /* Records on their way from disk to a device with memory of its own, at least 256 tokens'; 0:
+     * as many as are useful; tests ask for few. */
+    uint32_t land_records;
 } kv_params;
 
 typedef enum kv_buffer {                /* what a store allocates */
@@ -262,16 +266,24 @@ typedef struct kv_query {
 } kv_query;
 
 /* Around the layers of a batch in which rows attend sparsely: before the first, and after the
- * stream has passed the last.  With device_steps, and where neither the disk tier, the estimation
- * zone nor a tap needs the host, begin writes all that the batch's ops read, and the stages only
- * give ops to the stream: no op of a layer waits for the host. */
+ * stream has passed the last.  With device_steps, and where neither the estimation zone nor a tap
+ * needs the host, begin writes all that the batch's ops read, and the stages only give ops to the
+ * stream: no op of a layer waits for the host.  Ops may wait for records on disk, though, which the
+ * host reads while it waits in kv_step_wait(): nobody may wait for the stream otherwise.  end: the
+ * step has failed where such records could not be had. */
 kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const uint32_t *row,
                          uint32_t n_row, kvd_err *err);
-void       kv_step_end(kv_store *s);
+kvd_status kv_step_end(kv_store *s, kvd_err *err);
 /* First in what a batch gives to the stream: block lists, and what begin has written, as ops will
  * read them. */
 kvd_status kv_step_upload(kv_store *s, kvd_stream *st, kvd_err *err);
 bool       kv_step_alone(const kv_store *s); /* whether the batch begun goes so */
+kvd_status kv_step_wait(kv_store *s, kvd_stream *st, kvd_err *err); /* until the stream is done */
+/* Instead of end, after a failure: waits for the streams, and for nothing else. */
+void kv_step_abort(kv_store *s, kvd_stream *st);
+/* Whether ops are recorded now, so that nothing may be waited for; else they are waited for layer
+ * by layer where they may wait for the host. */
+void kv_step_recording(kv_store *s, bool on);
 /* Behind the last layer: what was given to a stream beside this one is behind it, too. */
 kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err);
 /* The three stages of a layer, in this order, each for the same query. */

@@ -122,6 +122,8 @@ kvd_status kv_cache_open(kv_store *s, kvd_err *err)
     memcpy(dp.fingerprint, p->fingerprint, sizeof(dp.fingerprint));
     if (p->disk_io)
         dp.io = *p->disk_io;
+    if (p->disk_timeout_ns)
+        dp.timeout_ns = p->disk_timeout_ns;
     if (s->sizes.spills) {
         dp.late_tickets = p->n_layer * kv_tier_lag(p);
         dp.late_pieces  = kv_tier_late_reads(p);

@@ -76,9 +76,11 @@ void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first
 
 /* ---- kv_tier.c; all do nothing where the store does not spill to disk ---------------- */
 
-typedef struct kv_arrival { /* a record on its way from disk to a slot */
+typedef struct kv_arrival { /* records on their way from disk to a slot, or a run of them */
     uint64_t lane, at;      /* at: offset in the pool */
     uint32_t seq, chunk, n;
+    uint32_t land;   /* in kv_land: number of the first */
+    uint8_t *packed; /* where they lie when they have been read */
 } kv_arrival;
 
 typedef struct kv_flight { /* of one layer's step */
@@ -86,7 +88,32 @@ typedef struct kv_flight { /* of one layer's step */
     bool           started;
     uint64_t       start_ns, number; /* number: in the order of starting */
     uint32_t       n, turn;          /* arrivals listed; step of the layer */
+    uint32_t       come;             /* the first so many have come already */
 } kv_flight;
+
+/* kv_land.c: where the device's memory is not the host's, records from disk lie in places behind
+ * the host tier's until the device has taken them.  The first n_now serve batches that are waited
+ * for, the others flights. */
+typedef struct kv_land {
+    kvd_mem   mem; /* the list, and record[] */
+    uint32_t  n_now, n_late;
+    uint32_t *record; /* [n_now + n_late] host record that is the place */
+    uint32_t *free;   /* [n_late] stack of numbers */
+    uint32_t  n_free;
+    kv_copies list; /* of what goes up, n_now + n_late */
+} kv_land;
+
+uint64_t   kv_land_records(const kv_params *p); /* that the host tier's memory has behind its own */
+uint64_t   kv_land_bytes(const kv_params *p);
+kvd_status kv_land_open(kv_store *s, kv_land *l, kvd_err *err);
+void       kv_land_close(kv_store *s, kv_land *l);
+uint8_t   *kv_land_at(const kv_store *s, const kv_land *l, uint32_t place);
+/* Places for n arrivals of one record each; false: there are not so many free. */
+bool kv_land_take(const kv_store *s, kv_land *l, kv_arrival *a, uint32_t n);
+void kv_land_give(kv_land *l, const kv_arrival *a, uint32_t n);
+/* n runs to their places in the pool.  The stream has passed what was listed before. */
+kvd_status kv_land_up(kv_store *s, kvd_stream *st, kv_land *l, const kv_arrival *a, uint32_t n,
+                      kvd_err *err);
 
 uint32_t   kv_tier_lag(const kv_params *p);        /* steps, at least 1 */
 uint32_t   kv_tier_late_reads(const kv_params *p); /* of one flight */
@@ -97,6 +124,8 @@ void       kv_tier_close(kv_store *s);
 /* A host record for a chunk, or KV_NO_HOST; chunks from first on leave the lane's list. */
 uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk);
 void     kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first);
+/* Brings a layer's averages down for the host, where they are the device's: given to the stream. */
+kvd_status kv_tier_see(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, kvd_err *err);
 /* Chunks [first, end), new and on the stage, get host records where their averages are among the
  * lane's highest, of equals the later; older chunks may lose theirs.  newest: all that there is
  * room for, since what was attended until now is likely to be selected. */
@@ -125,7 +154,20 @@ void       kv_tier_miss(kv_store *s, uint32_t layer, uint32_t seq, uint64_t lane
                         uint64_t at);
 kvd_status kv_tier_fetch(kv_store *s, kvd_stream *st, uint32_t layer, bool urgent, kvd_err *err);
 void       kv_tier_settle(kv_store *s);
-void       kv_tier_count(const kv_store *s, kv_counts *c);
-void       kv_tier_check(const kv_store *s);
+
+/* kv_serve.c: a step without the host (kv_alone.c) asks for records on disk while it runs.  begin:
+ * before it; link: the queue as ops see it, batch: a layer's in it; poll: starts reads and tells
+ * what has come, without waiting, for as long as the step runs; give_up: nothing more will come;
+ * end: the streams are done: what has come may stay in the host tier.  KVD_E_IO and its kin:
+ * records are missing, the step has failed. */
+bool          kv_serves(const kv_store *s); /* or there is no disk tier */
+kvd_status    kv_serve_begin(kv_store *s, kvd_stream *st, kvd_err *err);
+kvd_miss_link kv_serve_link(const kv_store *s, uint32_t layer, bool urgent);
+void          kv_serve_poll(kv_store *s);
+void          kv_serve_give_up(kv_store *s);
+kvd_status    kv_serve_end(kv_store *s, kvd_err *err);
+
+void kv_tier_count(const kv_store *s, kv_counts *c);
+void kv_tier_check(const kv_store *s);
 
 #endif

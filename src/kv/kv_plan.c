@@ -49,15 +49,15 @@ static uint64_t step_copies(const kv_params *p)
     return p->sparse ? (uint64_t)p->n_seq * p->n_kv_head * (p->window_tokens / p->chunk_tokens) : 0;
 }
 
+/* Where all is resident packed records are still made and unpacked, a block at a time. */
 void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
                   uint64_t *bytes)
 {
     const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
-    const uint64_t slots = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
-    const uint64_t index = p->sparse ? lanes * chunks : 0;
-    const uint64_t seqs  = p->sparse ? p->n_seq : 0;
-    const uint64_t row   = seqs * p->n_kv_head;
-    /* where all is resident packed records are still made and unpacked, a block at a time */
+    const uint64_t slots  = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
+    const uint64_t index  = p->sparse ? lanes * chunks : 0;
+    const uint64_t seqs   = p->sparse ? p->n_seq : 0;
+    const uint64_t row    = seqs * p->n_kv_head;
     const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
     const uint64_t packed = p->record != KVD_RECORD_RAW;
     const uint64_t copies = resident ? packed * block : kv_copies_max(p);
@@ -93,6 +93,7 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         { (void **)&t->k, 4 * times * row, KV_ARGS },
         { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim), KV_MAP },
         { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
+        { (void **)&t->no_lse, p->sparse ? 4ull * p->n_head : 0, KV_LISTS },
         { (void **)&t->zone_lse, zone ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
         { (void **)&t->zone, zone * sizeof(*t->zone), KV_LISTS },
         { (void **)&t->left, zone ? 2 * row * (chunks * p->chunk_tokens / p->zone_tokens) : 0,
@@ -256,6 +257,7 @@ static void sum(const kv_params *p, kv_sizes *z)
     for (int i = 0; i < KV_BUF_COUNT; i++)
         *(i >= KV_BUF_HOST ? &z->host_bytes : &z->device_bytes) += z->bytes[i];
     z->pinned_bytes = p->apart ? z->bytes[KV_BUF_HOST] + z->bytes[KV_BUF_LISTS] : 0;
+    z->pinned_bytes += z->spills ? kv_land_bytes(p) : 0; /* which are among KV_BUF_TABLE */
 }
 
 kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)

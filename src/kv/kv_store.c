@@ -19,6 +19,7 @@
  *
  * Free blocks are taken lowest offset first after open, so a lone sequence lies contiguously. */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "kv/kv_cache.h"
@@ -95,6 +96,8 @@ static kvd_status open_regions(kv_store *s, kvd_err *err)
             KVD_TRY(alloc(s, KVD_MEM_DEVICE, bytes[i], &s->mirror[i], "lists of a step", err));
     }
     kv_place_map(&s->params, s->sizes.resident, s, s->region, bytes);
+    for (uint32_t i = 0; s->params.sparse && i < s->params.n_head; i++)
+        s->step.no_lse[i] = -INFINITY;
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         s->seq[i].block  = s->lists + (size_t)i * 2 * s->blocks_max;
         s->seq[i].iblock = s->seq[i].block + s->blocks_max;
@@ -129,7 +132,10 @@ static kvd_status alloc_memory(kv_store *s, kvd_err *err)
                   "device tier (--kv-device)", err));
     KVD_TRY(alloc(s, KVD_MEM_DEVICE, z[KV_BUF_INDEX], &s->landmarks, "index", err));
     KVD_TRY(open_regions(s, err));
-    return alloc(s, KVD_MEM_PINNED, z[KV_BUF_HOST], &s->host, "host tier (--kv-host)", err);
+    return alloc(s, KVD_MEM_PINNED,
+                 z[KV_BUF_HOST] +
+                     (s->sizes.spills ? kv_land_records(&s->params) : 0) * s->packed_bytes,
+                 &s->host, "host tier (--kv-host)", err);
 }
 
 /* Which windows lie where: sequence by sequence, lane by lane, each with its sinks in front. */

@@ -3,6 +3,8 @@
  * while ops run and at no other time. */
 #include "support/split.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -45,6 +47,13 @@ static size_t                 graph_at; /* of tasks: the first that is recorded 
 static uint64_t               n_run;    /* of graphs */
 static uint64_t               memory_total, memory_context, scratch, pinned;
 
+/* A thread that runs all that has been put off, since somebody has asked whether it is done. */
+static pthread_t   device;
+static bool        busy;
+static atomic_bool over;
+static kvd_status  over_status;
+static kvd_err     over_err;
+
 static void check(bool ok)
 {
     if (!ok)
@@ -67,8 +76,16 @@ static void *copy_of(const void *args, size_t bytes)
     return memcpy(p, args, bytes);
 }
 
+static void settle(void)
+{
+    check(pthread_join(device, NULL) == 0);
+    busy = false;
+}
+
 static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes)
 {
+    if (busy) /* what was given before has to have run; a failure shows when it is waited for */
+        settle();
     if (n_task == n_task_max) {
         n_task_max = 2 * n_task_max + 64;
         tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
@@ -78,7 +95,7 @@ static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t b
     return KVD_OK;
 }
 
-static kvd_status run_all(kvd_err *err)
+static kvd_status run_tasks(kvd_err *err)
 {
     kvd_status rc = KVD_OK;
 
@@ -92,6 +109,38 @@ static kvd_status run_all(kvd_err *err)
     n_task = 0;
     allow(PROT_NONE);
     return rc;
+}
+
+static void *device_main(void *unused)
+{
+    (void)unused;
+    over_status = run_tasks(&over_err);
+    atomic_store(&over, true);
+    return NULL;
+}
+
+/* As a GPU's event: what was given runs meanwhile. */
+static kvd_status split_event_poll(const kvd_event *ev, kvd_err *err)
+{
+    (void)ev;
+    if (!busy && n_task == 0)
+        return KVD_OK;
+    if (!busy) {
+        atomic_store(&over, false);
+        busy = true;
+        check(pthread_create(&device, NULL, device_main, NULL) == 0);
+    }
+    return atomic_load(&over) ? KVD_OK : kvd_fail(err, KVD_E_BUSY, 0, "not yet");
+}
+
+static kvd_status run_all(kvd_err *err)
+{
+    const kvd_status st = busy ? (settle(), over_status) : over_status;
+
+    over_status = KVD_OK;
+    if (st != KVD_OK && err)
+        *err = over_err;
+    return st == KVD_OK ? run_tasks(err) : st;
 }
 
 static kvd_status split_sync(kvd_stream *st, kvd_err *err)
@@ -178,6 +227,7 @@ WRAP(attn_span)
 WRAP(attn_zone)
 WRAP(window)
 WRAP(window_spans)
+WRAP(window_post)
 WRAP(window_fetch)
 WRAP(record_copy)
 WRAP(record_pack)
@@ -294,10 +344,12 @@ void split_begin(kvd_backend *be)
     split_ops.attn_zone     = split_attn_zone;
     split_ops.window        = split_window;
     split_ops.window_spans  = split_window_spans;
+    split_ops.window_post   = split_window_post;
     split_ops.window_fetch  = split_window_fetch;
     split_ops.record_copy   = split_record_copy;
     split_ops.record_pack   = split_record_pack;
     split_ops.record_unpack = split_record_unpack;
+    split_ops.event_poll    = split_event_poll;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
     split_ops.stream_sync   = split_sync;

@@ -405,6 +405,7 @@ static kvd_backend_ops cuda_make_ops(void)
     t.attn_zone     = cuda_attn_zone;
     t.window        = cuda_window;
     t.window_spans  = cuda_window_spans;
+    t.window_post   = cuda_window_post;
     t.window_fetch  = cuda_window_fetch;
     t.record_copy   = cuda_record_copy;
     t.record_pack   = cuda_record_pack;

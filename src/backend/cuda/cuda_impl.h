@@ -161,6 +161,7 @@ kvd_status cuda_attn_zone(kvd_stream *st, const kvd_attn_zone_args *a, kvd_err *
 kvd_status cuda_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err);
 /* cuda_window_lists.cu */
 kvd_status cuda_window_spans(kvd_stream *st, const kvd_window_spans_args *a, kvd_err *err);
+kvd_status cuda_window_post(kvd_stream *st, const kvd_window_post_args *a, kvd_err *err);
 kvd_status cuda_window_fetch(kvd_stream *st, const kvd_window_fetch_args *a, kvd_err *err);
 /* cuda_record.cu */
 kvd_status cuda_record_copy(kvd_stream *st, const kvd_record_copy_args *a, kvd_err *err);
