@@ -601,6 +601,15 @@ typedef struct kvd_backend_limits {
 
 /* ---- the table ------------------------------------------------------------------- */
 
+/* Bytes of a device with memory of its own; all zero where memory is unified. */
+typedef struct kvd_device_memory {
+    uint64_t total, free;   /* of the device, now, whoever uses it */
+    uint64_t context;       /* what opening the backend took: the driver's context, code */
+    uint64_t held, scratch; /* given as DEVICE and not yet freed; reserved for ops */
+    uint64_t pinned;        /* of host memory: given as PINNED and not yet freed */
+    uint64_t used;          /* by how much free has sunk since before the backend was opened */
+} kvd_device_memory;
+
 #define KVD_BACKEND_ABI 5
 typedef struct kvd_backend_ops {
     uint32_t    abi;
@@ -615,6 +624,7 @@ typedef struct kvd_backend_ops {
     /* Zeroed. */
     kvd_status (*mem_alloc)(kvd_backend *, kvd_mem_kind, uint64_t bytes, kvd_mem *out, kvd_err *);
     void (*mem_free)(kvd_backend *, kvd_mem *); /* zeroes *m; NONE and MAP are no-ops */
+    void (*memory)(const kvd_backend *, kvd_device_memory *out);
 
     kvd_status (*stream_open)(kvd_backend *, kvd_stream **out, kvd_err *);
     void (*stream_close)(kvd_stream *);                 /* NULL is a no-op */
@@ -623,7 +633,8 @@ typedef struct kvd_backend_ops {
     void (*event_close)(kvd_event *);
     kvd_status (*event_record)(kvd_event *, kvd_stream *, kvd_err *);
     kvd_status (*event_wait)(kvd_event *, kvd_stream *, kvd_err *); /* stream waits for event */
-    bool (*event_done)(const kvd_event *);
+    /* Without waiting.  KVD_E_BUSY: not yet; KVD_E_DEVICE: the device has failed. */
+    kvd_status (*event_poll)(const kvd_event *, kvd_err *);
     /* Between any kinds; ordered by the stream, and HOST and MAP memory may be read and written
      * until then. */
     kvd_status (*copy)(kvd_stream *, kvd_mem dst, uint64_t dst_off, kvd_mem src, uint64_t src_off,

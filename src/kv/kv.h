@@ -65,7 +65,7 @@ typedef struct kv_params {
     kvd_trace *trace; /* NULL: none.  Outlives the store */
     bool
         device_steps; /* sparse steps go through without the host where they can: kv_step_begin() */
-    bool apart;       /* for the plan: the device's memory is not the host's */
+    bool apart;       /* the device's memory is not the host's; set by open as the backend is */
     bool lazy;        /* restore an index without its records: never resident, host tier a cache */
     /* Steps after which a miss on disk that is not urgent belongs to the window at the latest; 0:
      * 1.  With more the window depends on the disk's speed. */
@@ -84,9 +84,10 @@ typedef enum kv_buffer {                /* what a store allocates */
                          KV_BUF_INDEX,  /* device: landmarks, parameters of records, cells */
                          KV_BUF_MAP,    /* device: slot maps, averages, lists of a step */
                          KV_BUF_HOST,   /* host: records */
+                         KV_BUF_LISTS,  /* pinned host memory: lists of a step, where apart */
                          KV_BUF_TABLE   /* host: sequences, free lists */
 } kv_buffer;
-#define KV_BUF_COUNT 7
+#define KV_BUF_COUNT 8
 
 typedef struct kv_sizes {
     bool     resident;        /* everything stays on the device; no window, stage or host buffer */
@@ -99,6 +100,7 @@ typedef struct kv_sizes {
     uint64_t bytes[KV_BUF_COUNT];
     uint64_t zone_bytes;               /* of KV_BUF_INDEX: the estimation zone */
     uint64_t device_bytes, host_bytes; /* sums */
+    uint64_t pinned_bytes;             /* of host_bytes: what a device of its own reads there */
 } kv_sizes;
 
 /* How decode steps attend; of the whole store. */

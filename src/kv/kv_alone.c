@@ -102,7 +102,7 @@ kvd_status kv_step_wait(kv_store *s, kvd_stream *st, kvd_err *err)
     if (!s->step.alone || !s->tier)
         return ops->stream_sync(st, err);
     KVD_TRY(ops->event_record(s->step_done, st, err));
-    while (!ops->event_done(s->step_done))
+    while (ops->event_poll(s->step_done, NULL) == KVD_E_BUSY)
         kv_serve_poll(s);
     return ops->stream_sync(st, err);
 }

@@ -193,9 +193,11 @@ static inline uint64_t kv_record_in_window(const kv_store *s, uint64_t lane, uin
 
 /* kv_plan.c.  Lays out the regions and points the store into base [KV_N_REGION]; base NULL only
  * measures.  bytes [KV_N_REGION]. */
-void     kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
-                      uint64_t *bytes);
-uint64_t kv_map_bytes(const kv_params *p, bool resident);
+void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
+                  uint64_t *bytes);
+/* Whether a region lies in the device's memory, and whether it has a copy where it does not. */
+bool     kv_region_on_device(const kv_params *p, kv_region r);
+bool     kv_region_mirrored(const kv_params *p, kv_region r);
 uint64_t kv_copies_max(const kv_params *p);
 uint32_t kv_lane_slots(const kv_params *p, uint64_t lane); /* lane: of a sequence */
 

@@ -33,150 +33,12 @@ static uint64_t index_block_bytes(const kv_params *p)
     return p->sparse ? (uint64_t)p->n_layer * p->n_kv_head * kv_aux_bytes(p) : 0;
 }
 
-static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
-{
-    const uint64_t          lanes  = (uint64_t)p->n_layer * p->n_kv_head;
-    const kvd_record_format f      = kv_record_format(p);
-    const uint64_t          record = kvd_record_bytes(&f);
-    const uint64_t          host   = z->bytes[KV_BUF_HOST];
-
-    return sizeof(kv_store) + p->n_seq * sizeof(kv_seq) + 8 * z->n_raw + 8 * z->n_block +
-           4 * host / record + 16 * lanes + kv_cache_bytes(p) +
-           (z->spills ? kv_tier_bytes(p, host, record) : 0);
-}
-
 /* One block of a layer, packed. */
 static uint64_t packed_layer_bytes(const kv_params *p)
 {
     const kvd_record_format f = kv_record_format(p);
 
     return (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * kvd_record_bytes(&f);
-}
-
-/* Too little room on the device: says for what, and what would do. */
-static kvd_status refuse_device(const kv_params *p, const kv_sizes *z, kvd_err *err)
-{
-    return kvd_fail(err, KVD_E_INVAL, 0,
-                    "KV cache: device tier of %" PRIu64 " MiB (--kv-device) is too small, %" PRIu64
-                    " MiB are needed (raw blocks %" PRIu64 ", windows %" PRIu64 ", stage %" PRIu64
-                    ", index %" PRIu64 ", zone %" PRIu64 ", maps %" PRIu64
-                    "); smaller -b, --budget, --cap, -c or fewer sequences need less",
-                    p->device_bytes >> 20, (z->device_bytes >> 20) + 1, z->bytes[KV_BUF_RAW] >> 20,
-                    z->bytes[KV_BUF_WINDOW] >> 20, z->bytes[KV_BUF_STAGE] >> 20,
-                    (z->bytes[KV_BUF_INDEX] - z->zone_bytes) >> 20, z->zone_bytes >> 20,
-                    z->bytes[KV_BUF_MAP] >> 20);
-}
-
-/* Too little room on the host, and no disk to take the rest. */
-static kvd_status refuse_host(const kv_params *p, const kv_sizes *z, kvd_err *err)
-{
-    return kvd_fail(err, KVD_E_INVAL, 0,
-                    "KV cache: host tier of %" PRIu64 " MiB (--kv-host) is too small, %" PRIu64
-                    " MiB are needed for records; with --cache-dir the rest lies on disk, and a "
-                    "smaller -c or --kv-record int8 needs less",
-                    p->host_bytes >> 20, (z->bytes[KV_BUF_HOST] >> 20) + 1);
-}
-
-uint32_t kv_lane_slots(const kv_params *p, uint64_t lane)
-{
-    const uint32_t tokens = p->lane_tokens ? p->lane_tokens[lane] : p->window_tokens;
-
-    kvd_assert(tokens <= p->window_tokens);
-    return p->sparse ? tokens / p->chunk_tokens : 0;
-}
-
-/* Sinks and slots of all lanes of a sequence. */
-static uint64_t window_records(const kv_params *p, uint64_t lanes)
-{
-    uint64_t n = lanes * (p->n_sink / p->chunk_tokens);
-
-    if (!p->lane_tokens)
-        return n + lanes * kv_lane_slots(p, 0);
-    for (uint64_t i = 0; i < lanes; i++)
-        n += kv_lane_slots(p, i);
-    return n;
-}
-
-static void fill_tiered(const kv_params *p, kv_sizes *z, uint64_t lanes)
-{
-    const uint64_t          records = window_records(p, lanes);
-    const kvd_record_format f       = kv_record_format(p);
-    const uint64_t          record = kvd_record_raw_bytes(&f), packed = kvd_record_bytes(&f);
-
-    z->resident             = false;
-    z->n_raw                = kvd_min_u64(z->n_block, p->n_seq * raw_blocks(p));
-    z->bytes[KV_BUF_RAW]    = z->n_raw * z->block_bytes;
-    z->bytes[KV_BUF_WINDOW] = p->n_seq * records * record;
-    z->bytes[KV_BUF_STAGE]  = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (z->block_bytes / p->n_layer);
-    z->bytes[KV_BUF_HOST]   = z->n_block * lanes * (KV_BLOCK_TOKENS / p->chunk_tokens) * packed;
-    z->bytes[KV_BUF_MAP]    = kv_map_bytes(p, false);
-    z->spills =
-        p->cache_dir && (p->lazy || (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes));
-    if (z->spills && p->host_bytes)
-        z->bytes[KV_BUF_HOST] = kvd_min_u64(p->host_bytes, z->bytes[KV_BUF_HOST]) / packed * packed;
-    z->n_host = z->bytes[KV_BUF_HOST] / packed;
-}
-
-/* What lanes may have is there. */
-static kvd_status check_shares(const kv_params *p, const kv_sizes *z, kvd_err *err)
-{
-    const uint64_t lanes = (uint64_t)p->n_layer * p->n_kv_head;
-    uint64_t       n     = 0;
-
-    for (uint64_t i = 0; z->spills && p->lane_host && i < lanes; i++)
-        n += p->lane_host[i];
-    if (n > z->n_host / p->n_seq)
-        return kvd_fail(err, KVD_E_INVAL, 0,
-                        "KV cache: layers and KV heads share out %" PRIu64
-                        " host records for each of %u sequence(s), the host tier has %" PRIu64,
-                        n, p->n_seq, z->n_host);
-    return KVD_OK;
-}
-
-static void sum(kv_sizes *z)
-{
-    z->device_bytes = z->host_bytes = 0;
-    for (int i = 0; i < KV_BUF_COUNT; i++)
-        *(i >= KV_BUF_HOST ? &z->host_bytes : &z->device_bytes) += z->bytes[i];
-}
-
-kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
-{
-    uint64_t lanes, most;
-    bool     ok;
-
-    kvd_assert(p->type == KVD_DTYPE_F32 || p->type == KVD_DTYPE_BF16);
-    kvd_assert(KV_BLOCK_TOKENS % p->chunk_tokens == 0 && p->n_sink % p->chunk_tokens == 0 &&
-               p->n_sink <= KV_BLOCK_TOKENS && p->n_local >= 1 &&
-               p->window_tokens / p->chunk_tokens < KVD_SLOT_NONE);
-    kvd_assert(p->zone_tokens == 0 || (p->sparse && KV_BLOCK_TOKENS % p->zone_tokens == 0 &&
-                                       p->zone_tokens % p->chunk_tokens == 0));
-    *z         = (kv_sizes){ .resident = true };
-    z->n_block = kvd_div_up(p->n_token, KV_BLOCK_TOKENS);
-    z->n_raw   = z->n_block;
-    ok         = kvd_mul(p->n_layer, p->n_kv_head, &lanes) &&
-         kvd_mul(lanes, 2 * elem_bytes(p) * p->head_dim, &z->bytes_per_token) &&
-         kvd_mul(z->bytes_per_token, KV_BLOCK_TOKENS, &z->block_bytes) &&
-         kvd_mul(z->block_bytes, z->n_block, &z->bytes[KV_BUF_RAW]) &&
-         kvd_mul(lanes * 64, chunks_max(p), &most) && kvd_mul(most, p->n_seq, &most) &&
-         kvd_mul(index_block_bytes(p), z->n_block, &z->bytes[KV_BUF_INDEX]);
-    z->zone_bytes = p->sparse && ok ? lanes * kv_zone_bytes(p) * z->n_block : 0;
-    if (!ok || z->bytes[KV_BUF_RAW] > INT64_MAX || most > INT64_MAX)
-        return kvd_fail(err, KVD_E_INVAL, 0,
-                        "KV cache: %" PRIu64 " tokens of %u layers, %u KV heads, head size %u "
-                        "are more bytes than can be addressed",
-                        p->n_token, p->n_layer, p->n_kv_head, p->head_dim);
-    z->bytes[KV_BUF_MAP] = kv_map_bytes(p, true);
-    sum(z);
-    if ((p->lazy && p->cache_dir) || (p->device_bytes && z->device_bytes > p->device_bytes))
-        fill_tiered(p, z, lanes);
-    z->bytes[KV_BUF_TABLE] = table_bytes(p, z);
-    sum(z);
-    if (p->device_bytes && z->device_bytes > p->device_bytes)
-        return refuse_device(p, z, err);
-    if (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes)
-        return refuse_host(p, z, err);
-    return check_shares(p, z, err);
 }
 
 /* ---- maps and lists ----------------------------------------------------------------- */
@@ -263,19 +125,176 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
     }
 }
 
-uint64_t kv_map_bytes(const kv_params *p, bool resident)
+bool kv_region_mirrored(const kv_params *p, kv_region r)
+{
+    return p->apart && p->device_steps && (r == KV_ARGS || r == KV_FOUND);
+}
+
+bool kv_region_on_device(const kv_params *p, kv_region r)
+{
+    return r == KV_MAP && (p->device_steps || !p->apart);
+}
+
+static void map_bytes(const kv_params *p, bool resident, kv_sizes *z)
 {
     kv_store unused;
-    uint64_t bytes[KV_N_REGION], sum = 0;
+    uint64_t bytes[KV_N_REGION];
 
     kv_place_map(p, resident, &unused, NULL, bytes);
-    for (uint32_t i = 0; i < KV_N_REGION; i++)
-        sum += bytes[i];
-    return sum + (p->device_steps ? bytes[KV_ARGS] + bytes[KV_FOUND] : 0); /* there twice */
+    z->bytes[KV_BUF_MAP] = z->bytes[KV_BUF_LISTS] = 0;
+    for (uint32_t i = 0; i < KV_N_REGION; i++) {
+        const bool device = !p->apart || kv_region_on_device(p, i);
+
+        z->bytes[device ? KV_BUF_MAP : KV_BUF_LISTS] += bytes[i];
+        if (kv_region_mirrored(p, i))
+            z->bytes[KV_BUF_MAP] += bytes[i];
+    }
 }
 
 /* Records that one call copies at most: a step's misses, or one layer of a sequence. */
 uint64_t kv_copies_max(const kv_params *p)
 {
     return kvd_max_u64(step_copies(p), p->n_kv_head * chunks_max(p));
+}
+
+/* ---- sizes -------------------------------------------------------------------------- */
+
+static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
+{
+    const uint64_t          lanes  = (uint64_t)p->n_layer * p->n_kv_head;
+    const kvd_record_format f      = kv_record_format(p);
+    const uint64_t          record = kvd_record_bytes(&f);
+    const uint64_t          host   = z->bytes[KV_BUF_HOST];
+
+    return sizeof(kv_store) + p->n_seq * sizeof(kv_seq) + 8 * z->n_raw + 8 * z->n_block +
+           4 * host / record + 16 * lanes + kv_cache_bytes(p) +
+           (z->spills ? kv_tier_bytes(p, host, record) : 0);
+}
+
+/* Too little room on the device: says for what, and what would do. */
+static kvd_status refuse_device(const kv_params *p, const kv_sizes *z, kvd_err *err)
+{
+    return kvd_fail(err, KVD_E_INVAL, 0,
+                    "KV cache: device tier of %" PRIu64 " MiB (--kv-device) is too small, %" PRIu64
+                    " MiB are needed (raw blocks %" PRIu64 ", windows %" PRIu64 ", stage %" PRIu64
+                    ", index %" PRIu64 ", zone %" PRIu64 ", maps %" PRIu64
+                    "); smaller -b, --budget, --cap, -c or fewer sequences need less",
+                    p->device_bytes >> 20, (z->device_bytes >> 20) + 1, z->bytes[KV_BUF_RAW] >> 20,
+                    z->bytes[KV_BUF_WINDOW] >> 20, z->bytes[KV_BUF_STAGE] >> 20,
+                    (z->bytes[KV_BUF_INDEX] - z->zone_bytes) >> 20, z->zone_bytes >> 20,
+                    z->bytes[KV_BUF_MAP] >> 20);
+}
+
+/* Too little room on the host, and no disk to take the rest. */
+static kvd_status refuse_host(const kv_params *p, const kv_sizes *z, kvd_err *err)
+{
+    return kvd_fail(err, KVD_E_INVAL, 0,
+                    "KV cache: host tier of %" PRIu64 " MiB (--kv-host) is too small, %" PRIu64
+                    " MiB are needed for records; with --cache-dir the rest lies on disk, and a "
+                    "smaller -c or --kv-record int8 needs less",
+                    p->host_bytes >> 20, (z->bytes[KV_BUF_HOST] >> 20) + 1);
+}
+
+uint32_t kv_lane_slots(const kv_params *p, uint64_t lane)
+{
+    const uint32_t tokens = p->lane_tokens ? p->lane_tokens[lane] : p->window_tokens;
+
+    kvd_assert(tokens <= p->window_tokens);
+    return p->sparse ? tokens / p->chunk_tokens : 0;
+}
+
+/* Sinks and slots of all lanes of a sequence. */
+static uint64_t window_records(const kv_params *p, uint64_t lanes)
+{
+    uint64_t n = lanes * (p->n_sink / p->chunk_tokens);
+
+    if (!p->lane_tokens)
+        return n + lanes * kv_lane_slots(p, 0);
+    for (uint64_t i = 0; i < lanes; i++)
+        n += kv_lane_slots(p, i);
+    return n;
+}
+
+static void fill_tiered(const kv_params *p, kv_sizes *z, uint64_t lanes)
+{
+    const uint64_t          records = window_records(p, lanes);
+    const kvd_record_format f       = kv_record_format(p);
+    const uint64_t          record = kvd_record_raw_bytes(&f), packed = kvd_record_bytes(&f);
+
+    z->resident             = false;
+    z->n_raw                = kvd_min_u64(z->n_block, p->n_seq * raw_blocks(p));
+    z->bytes[KV_BUF_RAW]    = z->n_raw * z->block_bytes;
+    z->bytes[KV_BUF_WINDOW] = p->n_seq * records * record;
+    z->bytes[KV_BUF_STAGE]  = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (z->block_bytes / p->n_layer);
+    z->bytes[KV_BUF_HOST]   = z->n_block * lanes * (KV_BLOCK_TOKENS / p->chunk_tokens) * packed;
+    map_bytes(p, false, z);
+    z->spills =
+        p->cache_dir && (p->lazy || (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes));
+    if (z->spills && p->host_bytes)
+        z->bytes[KV_BUF_HOST] = kvd_min_u64(p->host_bytes, z->bytes[KV_BUF_HOST]) / packed * packed;
+    z->n_host = z->bytes[KV_BUF_HOST] / packed;
+}
+
+/* What lanes may have is there. */
+static kvd_status check_shares(const kv_params *p, const kv_sizes *z, kvd_err *err)
+{
+    const uint64_t lanes = (uint64_t)p->n_layer * p->n_kv_head;
+    uint64_t       n     = 0;
+
+    for (uint64_t i = 0; z->spills && p->lane_host && i < lanes; i++)
+        n += p->lane_host[i];
+    if (n > z->n_host / p->n_seq)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "KV cache: layers and KV heads share out %" PRIu64
+                        " host records for each of %u sequence(s), the host tier has %" PRIu64,
+                        n, p->n_seq, z->n_host);
+    return KVD_OK;
+}
+
+static void sum(const kv_params *p, kv_sizes *z)
+{
+    z->device_bytes = z->host_bytes = 0;
+    for (int i = 0; i < KV_BUF_COUNT; i++)
+        *(i >= KV_BUF_HOST ? &z->host_bytes : &z->device_bytes) += z->bytes[i];
+    z->pinned_bytes = p->apart ? z->bytes[KV_BUF_HOST] + z->bytes[KV_BUF_LISTS] : 0;
+    z->pinned_bytes += z->spills ? kv_land_bytes(p) : 0; /* which are among KV_BUF_TABLE */
+}
+
+kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
+{
+    uint64_t lanes, most;
+    bool     ok;
+
+    kvd_assert(p->type == KVD_DTYPE_F32 || p->type == KVD_DTYPE_BF16);
+    kvd_assert(KV_BLOCK_TOKENS % p->chunk_tokens == 0 && p->n_sink % p->chunk_tokens == 0 &&
+               p->n_sink <= KV_BLOCK_TOKENS && p->n_local >= 1 &&
+               p->window_tokens / p->chunk_tokens < KVD_SLOT_NONE);
+    kvd_assert(p->zone_tokens == 0 || (p->sparse && KV_BLOCK_TOKENS % p->zone_tokens == 0 &&
+                                       p->zone_tokens % p->chunk_tokens == 0));
+    *z         = (kv_sizes){ .resident = true };
+    z->n_block = kvd_div_up(p->n_token, KV_BLOCK_TOKENS);
+    z->n_raw   = z->n_block;
+    ok         = kvd_mul(p->n_layer, p->n_kv_head, &lanes) &&
+         kvd_mul(lanes, 2 * elem_bytes(p) * p->head_dim, &z->bytes_per_token) &&
+         kvd_mul(z->bytes_per_token, KV_BLOCK_TOKENS, &z->block_bytes) &&
+         kvd_mul(z->block_bytes, z->n_block, &z->bytes[KV_BUF_RAW]) &&
+         kvd_mul(lanes * 64, chunks_max(p), &most) && kvd_mul(most, p->n_seq, &most) &&
+         kvd_mul(index_block_bytes(p), z->n_block, &z->bytes[KV_BUF_INDEX]);
+    z->zone_bytes = p->sparse && ok ? lanes * kv_zone_bytes(p) * z->n_block : 0;
+    if (!ok || z->bytes[KV_BUF_RAW] > INT64_MAX || most > INT64_MAX)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "KV cache: %" PRIu64 " tokens of %u layers, %u KV heads, head size %u "
+                        "are more bytes than can be addressed",
+                        p->n_token, p->n_layer, p->n_kv_head, p->head_dim);
+    map_bytes(p, true, z);
+    sum(p, z);
+    if ((p->lazy && p->cache_dir) || (p->device_bytes && z->device_bytes > p->device_bytes))
+        fill_tiered(p, z, lanes);
+    z->bytes[KV_BUF_TABLE] = table_bytes(p, z);
+    sum(p, z);
+    if (p->device_bytes && z->device_bytes > p->device_bytes)
+        return refuse_device(p, z, err);
+    if (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes)
+        return refuse_host(p, z, err);
+    return check_shares(p, z, err);
 }
