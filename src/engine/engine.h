@@ -31,8 +31,9 @@ struct kvd_model {
     char        *tmpl_text; /* zero-terminated source of tmpl */
     char         name[128], file_type[16];
     bool         precise;
-    uint32_t     n_reserve;     /* times that the backend's scratch may have moved */
-    uint64_t     device_memory; /* cap of what a device of its own may hold for us; 0: none */
+    uint32_t     n_reserve; /* times that the backend's scratch may have moved */
+    bool watched; /* sessions opened from now on let engine_profile look in: steps take the host */
+    uint64_t device_memory; /* cap of what a device of its own may hold for us; 0: none */
 };
 
 kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err *err);
@@ -238,7 +239,8 @@ typedef struct engine_lane_profile {
 
 typedef struct engine_profile engine_profile;
 
-/* Watches sequence 0 of a session from now on, texts of at most n_step steps. */
+/* Watches sequence 0 of a session from now on, texts of at most n_step steps.  The session was
+ * opened while kvd_model.watched, or its device has no memory of its own. */
 kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_step, kvd_err *err);
 void       engine_profile_close(engine_profile *p); /* before the session; NULL is a no-op */
 /* After a text's steps: adds what the whole of it tells. */

@@ -147,7 +147,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_min_free = p->cache_min_free,
         .apart          = !m->be->unified,
         .device_steps   = !m->be->unified && (!index || sh->attention.params.zone == 0) &&
-                        !(p->cache_dir && p->disk_lag > 1),
+                        !(p->cache_dir && p->disk_lag > 1) && !m->watched,
         .lazy     = p->resume == KVD_RESUME_SPARSE,
         .disk_lag = p->disk_lag,
     };
@@ -411,7 +411,7 @@ void engine_session_close(kvd_session *s)
     if (!s)
         return;
     for (uint32_t i = 0; s->kv && s->buf.mem.ptr && i < s->params.n_seq; i++)
-        kv_seq_store_tail(s->kv, i);
+        kv_seq_store_tail(s->kv, s->model->stream, i);
     engine_graphs_close(s);
     engine_buffers_close(&s->buf, s->model->be);
     kv_store_close(s->kv);

@@ -223,7 +223,7 @@ void kv_set_provenance(kv_store *s, const void *options, uint32_t bytes);
 uint32_t kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_token,
                         uint32_t final_len);
 /* Stores what is not sealed, as it is now. */
-void kv_seq_store_tail(kv_store *s, uint32_t seq);
+void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq);
 /* From which token on a failed read has left the sequence's records missing; UINT32_MAX: none are.
  * The caller cuts the sequence there and evaluates the rest again. */
 uint32_t kv_seq_lost(const kv_store *s, uint32_t seq);

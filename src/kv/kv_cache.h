@@ -32,6 +32,8 @@ typedef struct kv_cache_unit {
     uint32_t    first, n; /* blocks */
 } kv_cache_unit;
 
+typedef struct kv_ferry kv_ferry;
+
 typedef struct kv_cache {
     kv_disk      *disk;
     uint8_t      *gather; /* one lane of a segment, or of a tail */
@@ -44,6 +46,8 @@ typedef struct kv_cache {
     uint32_t      n_options;
     kv_cache_unit unit[KV_DISK_PUT_MAX];
     uint32_t      n_unit;
+    kv_disk_put   tail;  /* being stored, or KV_DISK_NONE */
+    kv_ferry     *ferry; /* NULL: the device's memory is the host's */
     char          told[KVD_ERR_MSG_BYTES];
 } kv_cache;
 
@@ -73,6 +77,54 @@ kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_ma
 /* Between a lane's raw tokens [first, first + n) and rows packed as K, V, K, V ... */
 void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first, uint32_t n,
                         uint8_t *packed, bool out);
+/* The same for one lane of block number b of a tail of n_tail tokens that begins with a block; raw:
+ * where that lane lies, packed: all rows of the lane's tail. */
+void kv_cache_copy_rows(const kv_store *s, uint8_t *raw, uint32_t b, uint32_t n_tail,
+                        uint8_t *packed, bool out);
+void kv_cache_tell(kv_cache *c, const kvd_err *err); /* once per reason */
+void kv_cache_lost(kv_store *s, kv_disk_put put);    /* a unit under way cannot be completed */
+
+/* ---- kv_ferry.c: places between a device with memory of its own and the block store ---- */
+
+typedef struct kv_ferry_unit { /* blocks [first, first + n) of a sequence, or a tail in them */
+    kv_disk_put put;
+    uint32_t    seq, first, n, n_tail;
+} kv_ferry_unit;
+
+uint64_t   kv_ferry_bytes(const kv_params *p); /* pinned memory */
+kvd_status kv_ferry_open(kv_store *s, kvd_err *err);
+void       kv_ferry_close(kv_store *s);
+/* A layer of a unit is brought down by the stream and put later, in drain; only where there are not
+ * enough places it is waited for.  layer_at as in kv_cache_put_layer(). */
+kvd_status kv_ferry_bring(kv_store *s, kvd_stream *st, const kv_ferry_unit *u, uint32_t layer,
+                          const uint64_t *layer_at, kvd_err *err);
+/* Commits once all of it has been put; drop: aborts, and what is on its way is not put. */
+kvd_status kv_ferry_commit(kv_store *s, kv_disk_put put, kvd_err *err);
+void       kv_ferry_drop(kv_store *s, kv_disk_put put);
+/* What has come, without waiting for device or disk; or all.  A failed device drops everything. */
+kvd_status kv_ferry_drain(kv_store *s, bool wait, kvd_err *err);
+/* Places for who has drained: their number, their memory, and where one's records or index lie. */
+uint32_t kv_ferry_slots(const kv_store *s);
+kvd_mem  kv_ferry_mem(const kv_store *s);
+uint64_t kv_ferry_at(const kv_store *s, uint32_t slot, bool aux);
+
+/* ---- kv_restore.c, kv_restore_up.c ------------------------------------------------------ */
+
+typedef struct kv_restore {
+    kv_store     *s;
+    kvd_stream   *st;
+    kv_disk_match match;
+    uint32_t      seq;
+    uint32_t      n_block; /* whole blocks of the match that are taken */
+    uint32_t      n_tail;  /* tokens behind them */
+    uint32_t      n_seal;  /* blocks that are sealed; the others become raw */
+} kv_restore;
+
+/* The span that holds block b, and the block's number in its unit; the span of the tail. */
+const kv_disk_span *kv_restore_span(const kv_restore *r, uint32_t b, uint32_t *in_unit);
+const kv_disk_span *kv_restore_tail(const kv_restore *r);
+/* A layer, where the device has memory of its own. */
+kvd_status kv_restore_up(kv_restore *r, uint32_t layer, kvd_err *err);
 
 /* ---- kv_tier.c; all do nothing where the store does not spill to disk ---------------- */
 

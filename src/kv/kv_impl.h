@@ -9,9 +9,10 @@
  * kv_step.c     select, fetch, attend
  * kv_alone.c    the same without the host in between
  * kv_tier.c     the disk as a tier; kv_land.c: where its records come to; kv_serve.c: for
- * kv_alone.c kv_zone.c     the estimation zone: what stands for the tokens that a step does not
- * attend to kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and
- * back
+ *               kv_alone.c
+ * kv_zone.c     the estimation zone: what stands for the tokens that a step does not attend to
+ * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back;
+ *               kv_ferry.c, kv_restore_up.c: the same for a device with memory of its own
  *
  * A *lane index* counts lanes of all sequences: (seq * n_layer + layer) * n_kv_head + head.  Arrays
  * per chunk have n_chunk_max elements a lane and are written first when a chunk is sealed. */

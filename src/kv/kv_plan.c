@@ -149,6 +149,7 @@ static void map_bytes(const kv_params *p, bool resident, kv_sizes *z)
         if (kv_region_mirrored(p, i))
             z->bytes[KV_BUF_MAP] += bytes[i];
     }
+    z->bytes[KV_BUF_LISTS] += kv_ferry_bytes(p);
 }
 
 /* Records that one call copies at most: a step's misses, or one layer of a sequence. */

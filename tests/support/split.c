@@ -130,7 +130,9 @@ static kvd_status split_event_poll(const kvd_event *ev, kvd_err *err)
         busy = true;
         check(pthread_create(&device, NULL, device_main, NULL) == 0);
     }
-    return atomic_load(&over) ? KVD_OK : kvd_fail(err, KVD_E_BUSY, 0, "not yet");
+    if (!atomic_load(&over))
+        return kvd_fail(err, KVD_E_BUSY, 0, "not yet");
+    return over_status == KVD_OK ? KVD_OK : kvd_fail(err, over_status, 0, "%s", over_err.msg);
 }
 
 static kvd_status run_all(kvd_err *err)
@@ -162,6 +164,8 @@ static kvd_status split_graph_begin(kvd_stream *st, kvd_err *err)
     (void)st;
     (void)err;
     check(!recording);
+    if (busy)
+        settle();
     recording = true;
     graph_at  = n_task;
     return KVD_OK;
