@@ -107,7 +107,7 @@ kvd_status cli_parse_list(const kvd_opts *o, const char *name, cli_list *out, kv
 /* ---- cli_bench_shape.c, cli_bench_row.c ---------------------------------------------- */
 
 /* bench --shape without -p: steps over made-up rows, stage by stage. */
-kvd_status cli_bench_shape(kvd_model *m, const kvd_opts *o, kvd_err *err);
+kvd_status cli_bench_shape(const kvd_opts *o, kvd_err *err);
 
 enum { /* columns that are numbers; names and forms are cli_bench_row.c's */
        BENCH_CONTEXT,
@@ -144,6 +144,8 @@ void cli_bench_foot(const char *form, bool any);
 
 /* Memory by kind and rates, as --stats shows them. */
 void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_seconds, FILE *f);
+/* Planned and measured memory of a device that has its own; else nothing. */
+void cli_print_device(const kvd_session *s, const kvd_plan *plan, FILE *f);
 /* {"counts": every field of kvd_stats, "layers": [hit rates], "memory": the plan}; NULL: no memory.
  */
 json_t *cli_stats_json(const kvd_session *s, const kvd_plan *plan);

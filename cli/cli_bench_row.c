@@ -9,9 +9,10 @@
 #include "cli.h"
 
 /* Options that make a case, besides those that --sweep names. */
-static const char *const settings[] = { "shape",  "shape-type", "reuse",     "attention",
-                                        "budget", "cap",        "chunk",     "index",
-                                        "fetch",  "attend",     "kv-record", "kv-device" };
+static const char *const settings[] = { "shape",        "shape-type", "reuse",     "attention",
+                                        "budget",       "cap",        "chunk",     "index",
+                                        "fetch",        "attend",     "kv-record", "kv-device",
+                                        "device-memory" };
 
 typedef struct column {
     const char *name; /* of CSV and JSON */

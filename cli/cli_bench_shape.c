@@ -119,6 +119,7 @@ static kvd_status one_step(shape_case *c, double *ms, kvd_err *err)
     b.token       = token;
     b.seq         = seq;
     b.want_logits = want;
+    b.n_best      = 1; /* as greedy text asks for */
     t0            = kvd_now_ns();
     KVD_TRY(kvd_eval(c->s, &b, err));
     *ms = (double)(kvd_now_ns() - t0) * 1e-6;
@@ -305,35 +306,57 @@ static kvd_status run_case(kvd_model *m, const kvd_opts *o, uint32_t context, ui
     return st;
 }
 
-static kvd_status run_lists(kvd_model *m, kvd_opts *o, sweep *w, bool *any, kvd_err *err)
+/* What a model is opened by, in words: another one means that it is opened anew. */
+static void model_key(const kvd_opts *o, char *key, size_t cap)
 {
+    snprintf(key, cap, "%s %s %s", kvd_opts_text(o, "shape"), kvd_opts_text(o, "shape-type"),
+             kvd_opts_text(o, "device-memory"));
+}
+
+static kvd_status open_model(kvd_model **m, char key[256], const kvd_opts *o, kvd_err *err)
+{
+    char now[256];
+
+    model_key(o, now, sizeof(now));
+    if (*m && strcmp(now, key) == 0)
+        return KVD_OK;
+    memcpy(key, now, sizeof(now));
+    kvd_model_close(*m);
+    return cli_model_open(m, o, err);
+}
+
+static kvd_status run_lists(kvd_model **m, kvd_opts *o, sweep *w, bool *any, kvd_err *err)
+{
+    char     key[256] = "";
     cli_list d, np;
 
     KVD_TRY(cli_parse_list(o, "n-depth", &d, err));
     KVD_TRY(cli_parse_list(o, "n-parallel", &np, err));
     do {
         KVD_TRY(sweep_apply(w, o, err));
+        KVD_TRY(open_model(m, key, o, err));
+        if (!*any)
+            cli_bench_head(kvd_opts_text(o, "output"), *m, o);
         for (int i = 0; i < d.n * np.n; i++) {
-            KVD_TRY(run_case(m, o, d.x[i / np.n], np.x[i % np.n], !*any, err));
+            KVD_TRY(run_case(*m, o, d.x[i / np.n], np.x[i % np.n], !*any, err));
             *any = true;
         }
     } while (sweep_next(w));
     return KVD_OK;
 }
 
-kvd_status cli_bench_shape(kvd_model *m, const kvd_opts *o, kvd_err *err)
+kvd_status cli_bench_shape(const kvd_opts *o, kvd_err *err)
 {
-    const char *form = kvd_opts_text(o, "output");
-    kvd_opts    own  = *o; /* whose values are the same */
-    bool        any  = false;
-    sweep       w;
-    kvd_status  st = sweep_open(&w, o, err);
+    kvd_opts   own = *o; /* whose values are the same */
+    kvd_model *m   = NULL;
+    bool       any = false;
+    sweep      w;
+    kvd_status st = sweep_open(&w, o, err);
 
-    if (st == KVD_OK) {
-        cli_bench_head(form, m, o);
-        st = run_lists(m, &own, &w, &any, err);
-    }
-    cli_bench_foot(form, any);
+    if (st == KVD_OK)
+        st = run_lists(&m, &own, &w, &any, err);
+    cli_bench_foot(kvd_opts_text(o, "output"), any);
+    kvd_model_close(m);
     kvd_free(w.text);
     return st;
 }

@@ -60,6 +60,7 @@ kvd_status cpu_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err);
 
 /* cpu_window_lists.c: likewise */
 kvd_status cpu_window_spans(kvd_stream *st, const kvd_window_spans_args *a, kvd_err *err);
+kvd_status cpu_window_post(kvd_stream *st, const kvd_window_post_args *a, kvd_err *err);
 kvd_status cpu_window_fetch(kvd_stream *st, const kvd_window_fetch_args *a, kvd_err *err);
 
 /* cpu_elem.c */
@@ -69,6 +70,9 @@ kvd_status cpu_head_norm(kvd_stream *st, const kvd_head_norm_args *a, kvd_err *e
 kvd_status cpu_rope(kvd_stream *st, const kvd_rope_args *a, kvd_err *err);
 kvd_status cpu_swiglu(kvd_stream *st, const kvd_swiglu_args *a, kvd_err *err);
 
+/* cpu_fused.c; best serves "ref" as well */
+kvd_status cpu_qkv_finish(kvd_stream *st, const kvd_qkv_finish_args *a, kvd_err *err);
+kvd_status cpu_best(kvd_stream *st, const kvd_best_args *a, kvd_err *err);
 /* cpu_synth.c: serves "ref" as well */
 kvd_status cpu_synth(kvd_stream *st, const kvd_synth_args *a, kvd_err *err);
 kvd_status cpu_mark(kvd_stream *st, const kvd_mark_args *a, kvd_err *err);
