@@ -45,11 +45,12 @@ static bool work_wants(const work *w, uint32_t i)
 static kvd_status check_work(const kvd_session *s, const work *w, kvd_err *err)
 {
     const uint32_t n_vocab = model_get_hparams(s->model->net)->n_vocab;
+    const uint32_t most    = w->exact ? s->n_row : s->params.n_batch;
     uint32_t       n_want  = 0;
 
-    if (w->n_token == 0 || w->n_token > s->params.n_batch || !w->token)
+    if (w->n_token == 0 || w->n_token > most || !w->token)
         return kvd_fail(err, KVD_E_INVAL, 0, "batch of %u tokens: expected 1 to %u (-b)",
-                        w->n_token, s->params.n_batch);
+                        w->n_token, most);
     for (uint32_t i = 0; i < w->n_token; i++) {
         if (w->token[i] < 0 || (uint32_t)w->token[i] >= n_vocab)
             return kvd_fail(err, KVD_E_INVAL, 0,
@@ -336,7 +337,7 @@ static kvd_status prefill_batches(kvd_session *s, uint32_t seq, const int32_t *t
     const uint32_t final_len = s->seq[seq].n_token + n_token;
 
     for (uint32_t done = 0; done < n_token;) {
-        const uint32_t n = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
+        const uint32_t n = (uint32_t)kvd_min_u64(n_token - done, s->n_row);
         const work     w = { .n_token   = n,
                              .token     = token + done,
                              .only_seq  = seq,
@@ -476,11 +477,13 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
                  ? resume_sparse
                  : prefill_rest)(s, seq, token + known, (uint32_t)n_token - known, fn, ctx, err);
     if (st == KVD_OK)
-        kv_seq_store_tail(s->kv, seq);
+        kv_seq_store_tail(s->kv, s->model->stream, seq);
     if (st == KVD_OK && fn)
         fn(ctx, n_token, n_token);
-    if (st != KVD_OK)
+    if (st != KVD_OK) {
         cut(s, seq, before);
+        engine_attention_admit(s, seq); /* anew: how far it came depends on where its KV lies */
+    }
     return st;
 }
 

@@ -32,6 +32,9 @@ void cuda_attn_decode(const cuda_backend *be, const kvd_attn_args *a, uint32_t f
 bool       cuda_attn_flash_can(const kvd_kv_layout *kv);
 kvd_status cuda_attn_flash(const kvd_attn_args *a, cudaStream_t s, kvd_err *err);
 
+/* cuda_attn_hopper.cu: the same on compute capability 9.0, for some layouts; *done: it was one. */
+kvd_status cuda_attn_hopper(const kvd_attn_args *a, cudaStream_t s, bool *done, kvd_err *err);
+
 #ifdef __CUDACC__
 #define ATTN_SPLIT_STEP 64u
 
