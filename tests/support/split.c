@@ -43,8 +43,9 @@ static kvd_mem                held[N_MAX];
 static task                  *tasks;
 static size_t                 n_task, n_task_max;
 static bool                   recording;
-static size_t                 graph_at;            /* of tasks: the first that is recorded */
-static uint64_t               n_run;               /* of graphs */
+static size_t                 graph_at; /* of tasks: the first that is recorded */
+static uint64_t               n_run;    /* of graphs */
+static uint64_t               n_wait;
 static uint64_t               n_op[2], fail_at[2]; /* ops run, copies down; which fails, or 0 */
 static uint64_t               memory_total, memory_context, scratch, pinned;
 
@@ -172,6 +173,7 @@ static kvd_status run_all(kvd_err *err)
 
 static kvd_status split_sync(kvd_stream *st, kvd_err *err)
 {
+    n_wait++;
     KVD_TRY(run_all(err));
     return real->stream_sync(st, err);
 }
@@ -393,6 +395,7 @@ void split_begin(kvd_backend *be)
     be->ops                 = &split_ops;
     be->unified             = false;
     n_run                   = 0;
+    n_wait                  = 0;
     memset(n_op, 0, sizeof(n_op));
     memset(fail_at, 0, sizeof(fail_at));
     scratch = pinned = 0;
@@ -408,6 +411,11 @@ void split_fail_at(uint64_t n, bool down)
 uint64_t split_ops_run(bool down)
 {
     return n_op[down];
+}
+
+uint64_t split_waits(void)
+{
+    return n_wait;
 }
 
 uint64_t split_graph_runs(void)

@@ -14,6 +14,7 @@ void split_begin(kvd_backend *be);
 void split_end(kvd_backend *be); /* all that was allocated in between has been freed */
 
 uint64_t split_graph_runs(void); /* since split_begin() */
+uint64_t split_waits(void);      /* for a stream, likewise */
 /* From the n-th op on (counted from now, 1 is the next) the device has failed for good: no op runs,
  * and whatever gives, waits for or asks for one is KVD_E_DEVICE.  down: of copies from its memory
  * to pinned memory, the n-th. */
