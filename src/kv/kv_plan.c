@@ -61,7 +61,7 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
     const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
     const uint64_t packed = p->record != KVD_RECORD_RAW;
     const uint64_t copies = resident ? packed * block : kv_copies_max(p);
-    const uint64_t late   = resident ? 0 : step_copies(p);
+    const uint64_t late   = resident ? 0 : kv_leaves_early(p) ? copies : step_copies(p);
     const uint32_t group  = p->n_head / p->n_kv_head;
     const uint64_t zone   = p->zone_tokens ? p->n_seq : 0;
     const uint64_t times  = p->device_steps ? p->n_layer : 1;

@@ -206,7 +206,9 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     fill_stacks(s);
     place_windows(s, p);
     s->params.lane_tokens = NULL; /* borrowed for the call */
-    st                    = kv_alone_open(s, err);
+    st                    = kv_leave_open(s, err);
+    if (st == KVD_OK)
+        st = kv_alone_open(s, err);
     if (st == KVD_OK)
         st = kv_cache_open(s, err);
     if (st == KVD_OK)
@@ -250,6 +252,7 @@ void kv_store_close(kv_store *s)
     kv_tier_close(s);
     kv_cache_close(s);
     kv_alone_close(s);
+    kv_leave_close(s);
     s->be->ops->mem_free(s->be, &s->pool);
     s->be->ops->mem_free(s->be, &s->landmarks);
     for (uint32_t i = 0; i < KV_N_REGION; i++) {
