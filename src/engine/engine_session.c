@@ -262,8 +262,9 @@ static kvd_status fill_plan(const kvd_model *m, const session_shape *sh, kvd_pla
     out->weight_bytes = gguf_mapped_bytes(m->file);
     out->scratch_bytes =
         engine_buffers_bytes(m, p, sh->n_row, kv.resident) + m->be->ops->reserve_bytes(m->be, &lim);
-    out->host_bytes  = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p);
-    out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
+    out->host_bytes = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p) +
+                      engine_rope_bytes(m, p->n_ctx);
+    out->total_bytes     = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
     out->available_bytes = os_mem_available();
     out->n_ctx           = p->n_ctx;
     out->n_seq           = p->n_seq;
@@ -338,6 +339,7 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
     const kvd_backend_limits lim = limits_of(m, sh);
 
     KVD_TRY(alloc_tables(s, err));
+    KVD_TRY(engine_rope_open(s, err));
     KVD_TRY(engine_trace_open(s, s->params.trace_path, err));
     sh->kv.trace = s->trace;
     KVD_TRY(engine_model_reserve(m, &lim, err));
@@ -408,6 +410,7 @@ void engine_session_close(kvd_session *s)
     engine_buffers_close(&s->buf, s->model->be);
     kv_store_close(s->kv);
     engine_trace_close(s);
+    engine_rope_close(s);
     kvd_free(s->part_seq);
     kvd_free(s->out_row);
     kvd_free(s->out_seq);
