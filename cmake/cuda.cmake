@@ -46,8 +46,9 @@ kvd_cuda_target(kvdrive_cuda_90a)
 set_target_properties(kvdrive_cuda_90a PROPERTIES CUDA_ARCHITECTURES 90a-real
                       POSITION_INDEPENDENT_CODE ON)
 add_library(kvdrive_cuda MODULE ${KVD_CUDA_SOURCES} $<TARGET_OBJECTS:kvdrive_cuda_90a>
-            src/base/alloc.c src/base/dtype.c src/base/status.c src/os/os_module.c
-            src/backend/cpu/cpu_index_layout.c)
+            src/base/alloc.c src/base/dtype.c src/base/misc.c src/base/status.c src/os/os_cgroup.c
+            src/os/os_cpu.c src/os/os_facts.c src/os/os_file.c src/os/os_mem.c src/os/os_module.c
+            src/os/os_pool.c src/backend/cpu/cpu_index_layout.c)
 set_target_properties(kvdrive_cuda PROPERTIES OUTPUT_NAME kvdrive-cuda)
 kvd_cuda_target(kvdrive_cuda)
 target_link_libraries(kvdrive_cuda PRIVATE ${CMAKE_DL_LIBS})

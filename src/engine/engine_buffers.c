@@ -34,6 +34,7 @@ static void place(engine_buffers *b, const kvd_model *m, const kvd_session_param
            { (void **)&b->all_x, n_x, n_all, false },
            { (void **)&b->out, n_v, mirror * p->n_logits, false },
            { (void **)&b->logits, n_v, p->n_logits, true },
+           { (void **)&b->best, KVD_BEST_MAX * sizeof(*b->best), p->n_logits, true },
            { (void **)&b->out_part, sizeof(*b->out_part), p->n_batch, true },
            { (void **)&b->view_part, 2 * sizeof(*b->view_part), p->n_batch, true },
            { (void **)&b->all_part, sizeof(*b->all_part), n_part, true },
@@ -62,14 +63,12 @@ static void place(engine_buffers *b, const kvd_model *m, const kvd_session_param
     *shared_bytes   = off[1];
 }
 
-uint64_t engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, uint32_t n_row,
-                              bool resident)
+void engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, uint32_t n_row,
+                          bool resident, uint64_t *device, uint64_t *shared)
 {
     engine_buffers b = { 0 };
-    uint64_t       device, shared;
 
-    place(&b, m, p, n_row, resident, &device, &shared);
-    return device + shared;
+    place(&b, m, p, n_row, resident, device, shared);
 }
 
 kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,

@@ -100,15 +100,15 @@ static kvd_status finish_last(const prompt *p, uint32_t layer, model_run *r, uin
 
 static kvd_status run_batch(const prompt *p, uint32_t layer, uint32_t first, kvd_err *err)
 {
-    const model      *net  = p->s->model->net;
-    const uint32_t    n    = batch_rows(p, first);
-    const bool        last = layer + 1 == model_get_hparams(net)->n_layer;
-    const kvd_kv_seq *part = part_at(p, first);
-    model_run         r    = rows_of(p, first, n);
-    const uint64_t    t0   = kvd_trace_now(p->s->trace);
+    const model             *net   = p->s->model->net;
+    const uint32_t           n     = batch_rows(p, first);
+    const bool               last  = layer + 1 == model_get_hparams(net)->n_layer;
+    const kvd_kv_seq        *part  = part_at(p, first);
+    model_run                r     = rows_of(p, first, n);
+    const kvd_kv_append_args store = engine_store_of(p->s, &r, &p->layout, part, 1);
+    const uint64_t           t0    = kvd_trace_now(p->s->trace);
 
-    KVD_TRY(model_qkv(net, layer, &r, err));
-    KVD_TRY(engine_append(p->s, &r, &p->layout, part, 1, err));
+    KVD_TRY(model_qkv(net, layer, &r, &store, err));
     KVD_TRY(kv_prompt_written(p->s->kv, p->s->model->stream, layer, first + n, err));
     kvd_trace_add(p->s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(p->s->trace), layer, n);
     if (last)

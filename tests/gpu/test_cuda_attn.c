@@ -161,6 +161,109 @@ static void at_append(gpu_world *w, const at_case *c, at_data *d)
     free(got);
 }
 
+/* The blocks as the device has them: the caller frees. */
+static uint8_t *at_blocks(gpu_world *w, const at_case *c, const at_data *d)
+{
+    const uint64_t n    = d->n_block * d->block_bytes;
+    uint8_t       *got  = malloc(n ? n : 1);
+    kvd_mem        host = { got, n, KVD_MEM_HOST };
+
+    assert_int_equal(w->dev->ops->copy(w->st, host, 0, d->pool.dev, c->pool_off, n, NULL), KVD_OK);
+    gpu_sync(w);
+    return got;
+}
+
+static gpu_buf at_copy(gpu_world *w, const gpu_buf *b)
+{
+    gpu_buf o = gpu_alloc(w, b->dev.bytes);
+
+    memcpy(o.host, b->host, b->dev.bytes);
+    gpu_up(w, &o);
+    return o;
+}
+
+static kvd_qkv_finish_args at_finish_args(const at_case *c, const at_data *d, const gpu_buf *q,
+                                          const gpu_buf *k, const gpu_buf *norm, const gpu_buf *cs)
+{
+    const uint64_t      kv_row = (uint64_t)c->n_kv_head * c->dim;
+    kvd_qkv_finish_args f      = { .n_token   = d->n_row,
+                                   .n_head    = c->n_kv_head * c->group,
+                                   .n_kv_head = c->n_kv_head,
+                                   .head_dim  = c->dim,
+                                   .n_rot     = c->dim / (c->group % 2 ? 2 : 4) * 2,
+                                   .neox      = c->group % 3 != 0,
+                                   .eps       = 1e-6f,
+                                   .q_stride  = kv_row * c->group + 3,
+                                   .q         = q->dev.ptr,
+                                   .k         = k->dev.ptr,
+                                   .q_norm    = c->dim % 3 ? norm->dev.ptr : NULL,
+                                   .cos_sin   = cs->dev.ptr };
+
+    f.k_norm        = f.q_norm;
+    f.store         = (kvd_kv_append_args){ c->n_seq, d->n_row, d->seq.dev.ptr, d->kv,
+                                            kv_row,   kv_row,   k->dev.ptr,     d->v.dev.ptr };
+    f.store.kv.pool = d->pool.dev.ptr;
+    return f;
+}
+
+/* The same by the ops that it is made of. */
+static void at_finish_parts(gpu_world *w, const kvd_qkv_finish_args *f)
+{
+    float         *x[]      = { f->q, f->k };
+    const uint32_t n_head[] = { f->n_head, f->n_kv_head };
+    const uint64_t stride[] = { f->q_stride, f->store.k_stride };
+
+    for (int i = 0; i < 2; i++) {
+        kvd_head_norm_args n = { f->n_token, n_head[i], f->head_dim, stride[i],
+                                 x[i],       f->q_norm, f->eps };
+        kvd_rope_args      r = { f->n_token, n_head[i], f->head_dim, f->n_rot,
+                                 f->neox,    stride[i], x[i],        f->cos_sin };
+
+        if (f->q_norm)
+            assert_int_equal(w->dev->ops->head_norm(w->st, &n, NULL), KVD_OK);
+        assert_int_equal(w->dev->ops->rope(w->st, &r, NULL), KVD_OK);
+    }
+    assert_int_equal(w->dev->ops->kv_append(w->st, &f->store, NULL), KVD_OK);
+}
+
+/* One op, the bits of its parts: in q, in k and in the pool, which is left as at_append() did. */
+static void at_finish(gpu_world *w, const at_case *c, at_data *d)
+{
+    gpu_buf             q[2], k[2], norm = gpu_floats(w, c->dim);
+    gpu_buf             cs = gpu_floats(w, (uint64_t)d->n_row * c->dim);
+    uint8_t            *got[2];
+    kvd_qkv_finish_args f;
+
+    for (int i = 0; i < 2; i++) {
+        q[i] = at_copy(w, &d->q);
+        k[i] = at_copy(w, &d->k);
+        f    = at_finish_args(c, d, &q[i], &k[i], &norm, &cs);
+        if (i == 0)
+            assert_int_equal(w->dev->ops->qkv_finish(w->st, &f, NULL), KVD_OK);
+        else
+            at_finish_parts(w, &f);
+        gpu_down(w, &q[i]);
+        gpu_down(w, &k[i]);
+        got[i] = at_blocks(w, c, d);
+        at_append(w, c, d);
+    }
+    assert_memory_equal(q[0].host, q[1].host, q[0].dev.bytes);
+    assert_memory_equal(k[0].host, k[1].host, k[0].dev.bytes);
+    assert_memory_equal(got[0], got[1], d->n_block * d->block_bytes);
+    if (d->n_row) {
+        assert_memory_not_equal(k[0].host, d->k.host, k[0].dev.bytes);
+        assert_memory_not_equal(got[0], (uint8_t *)d->pool.host + c->pool_off,
+                                d->n_block * d->block_bytes);
+    }
+    for (int i = 0; i < 2; i++) {
+        gpu_free(w, &q[i]);
+        gpu_free(w, &k[i]);
+        free(got[i]);
+    }
+    gpu_free(w, &norm);
+    gpu_free(w, &cs);
+}
+
 /* Attention of all rows as one batch; *want is the caller's. */
 static void at_attend(gpu_world *w, const at_case *c, at_data *d, float **want)
 {
@@ -196,6 +299,7 @@ static double at_run(gpu_world *w, const at_case *c, double bound)
 
     at_open(w, c, &d);
     at_append(w, c, &d);
+    at_finish(w, c, &d);
     at_attend(w, c, &d, &want);
     e = gpu_error(d.out.host, want, d.n_row * (q_row + 1));
     if (!(e <= bound))

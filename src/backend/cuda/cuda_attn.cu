@@ -66,11 +66,11 @@ kvd_status cuda_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err)
         float         *part  = (float *)cuda_scratch_of(be, CUDA_SCRATCH_ATTN, bytes);
 
         if (!be->precise && cuda_attn_decode_can(&a->kv))
-            cuda_attn_decode(a, row, n, n_split, part, st->s);
+            cuda_attn_decode(be, a, row, n, n_split, part, st->s);
         else
-            cuda_attn_rows(a, row, n, n_split, part, st->s);
+            cuda_attn_rows(be, a, row, n, n_split, part, st->s);
         if (n_split > 1)
-            cuda_attn_merge(a, row, n, n_split, part, st->s);
+            cuda_attn_merge(be, a, row, n, n_split, part, st->s);
     }
     return cuda_launched("attn", err);
 }
