@@ -293,7 +293,8 @@ static kvd_status fill_plan(const kvd_model *m, session_shape *sh, kvd_plan *out
     out->weight_bytes  = gguf_mapped_bytes(m->file);
     out->scratch_bytes = buffers + shared + scratch;
     plan_device(m, &kv, buffers, shared, scratch, out);
-    out->host_bytes  = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p);
+    out->host_bytes = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p) +
+                      engine_rope_bytes(m, p->n_ctx);
     out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes +
                        out->device_context_bytes;
     out->available_bytes = os_mem_available();
@@ -367,6 +368,7 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
     const kvd_backend_limits lim = limits_of(m, sh);
 
     KVD_TRY(alloc_tables(s, err));
+    KVD_TRY(engine_rope_open(s, err));
     KVD_TRY(engine_trace_open(s, s->params.trace_path, err));
     sh->kv.trace = s->trace;
     KVD_TRY(engine_model_reserve(m, &lim, err));
@@ -437,6 +439,7 @@ void engine_session_close(kvd_session *s)
     engine_buffers_close(&s->buf, s->model->be);
     kv_store_close(s->kv);
     engine_trace_close(s);
+    engine_rope_close(s);
     kvd_free(s->part_seq);
     kvd_free(s->out_row);
     kvd_free(s->out_seq);
