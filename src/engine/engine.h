@@ -32,6 +32,7 @@ struct kvd_model {
     char         name[128], file_type[16];
     bool         precise;
     uint32_t     n_reserve; /* times that the backend's scratch may have moved */
+    char         device_error[KVD_ERR_MSG_BYTES]; /* "" until the device has failed */
     bool watched; /* sessions opened from now on let engine_profile look in: steps take the host */
     uint64_t device_memory; /* cap of what a device of its own may hold for us; 0: none */
 };
@@ -40,6 +41,10 @@ kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err
 /* The backend's scratch for one more user of it. */
 kvd_status engine_model_reserve(kvd_model *m, const kvd_backend_limits *lim, kvd_err *err);
 void       engine_model_close(kvd_model *m);
+/* A device that has failed (KVD_E_DEVICE) is lost for good.  note: hands st on, and remembers such
+ * a failure; alive: refuses, once there was one, with its message. */
+kvd_status engine_model_note(kvd_model *m, kvd_status st, const kvd_err *err);
+kvd_status engine_model_alive(const kvd_model *m, kvd_err *err);
 /* Where the device has memory of its own: what may be taken there from now on, scratch included
  * that is held already. */
 uint64_t   engine_model_room(const kvd_model *m);
