@@ -177,6 +177,7 @@ WRAP(attn_span)
 WRAP(attn_zone)
 WRAP(window)
 WRAP(window_spans)
+WRAP(choose)
 WRAP(window_fetch)
 WRAP(record_copy)
 WRAP(record_pack)
@@ -265,6 +266,7 @@ void split_begin(kvd_backend *be)
     split_ops.attn_zone     = split_attn_zone;
     split_ops.window        = split_window;
     split_ops.window_spans  = split_window_spans;
+    split_ops.choose        = split_choose;
     split_ops.window_fetch  = split_window_fetch;
     split_ops.record_copy   = split_record_copy;
     split_ops.record_pack   = split_record_pack;
