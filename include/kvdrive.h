@@ -104,9 +104,11 @@ typedef enum kvd_weights {
 } kvd_weights;
 
 typedef struct kvd_model_params {
-    size_t           struct_size;
-    const char      *path;          /* GGUF file; of a split set, its first file */
-    const char      *backend;       /* "cpu", "ref"; NULL: "cpu" */
+    size_t      struct_size;
+    const char *path; /* GGUF file; of a split set, its first file */
+    /* "cpu", "ref", "cuda" or "cuda:N" (GPU number N); NULL: "cpu".  Where there is no GPU, driver
+     * or module that fits, open fails with KVD_E_UNSUPPORTED and kvd_err.sys ENODEV */
+    const char      *backend;
     const char      *cpu_isa;       /* "portable", "avx2", "avx512", "amx"; NULL: best there is */
     const char      *chat_template; /* Jinja text in place of the file's; NULL: the file's */
     const char      *pre_tokenizer; /* name in place of a missing one; NULL: the file's */
@@ -118,6 +120,9 @@ typedef struct kvd_model_params {
     uint32_t         rope_orig_ctx; /* YARN: 0 means the file's context length */
     float            rope_base;     /* 0: the file's */
     kvd_weights      weights;
+    /* Bytes that model and sessions may take of the memory of a device that has its own (a GPU),
+     * all together; 0: what is free there.  Others: KVD_E_UNSUPPORTED if set */
+    uint64_t device_memory;
 } kvd_model_params;
 #define KVD_MODEL_PARAMS_INIT                   \
     {                                           \
@@ -286,12 +291,13 @@ typedef struct kvd_session_params {
     uint32_t    n_ctx;     /* most tokens of one sequence; 0: the model's context */
     uint32_t    n_seq;     /* sequences; 0: 1 */
     uint64_t    kv_tokens; /* KV capacity shared by all sequences; 0: n_ctx * n_seq */
-    uint32_t    n_batch;   /* most tokens of one kvd_eval(); 0: 512; at least n_seq is taken */
+    uint32_t    n_batch;   /* most tokens of one kvd_eval(); 0: 512, a GPU's prompts 4,096 */
     uint32_t    n_logits;  /* most rows of logits of one kvd_eval(); 0: n_seq */
     kvd_kv_type kv_type;   /* AUTO: bf16, or f32 in a precise model and in backend "ref" */
 
     /* Tiers.  What does not fit the device's budget lies in the host's. */
-    uint64_t kv_device; /* bytes of KV, index and maps on the device; 0: no limit */
+    uint64_t kv_device; /* bytes of KV, index and maps on the device; 0: no limit, or what a device
+                           with memory of its own has left */
     uint64_t kv_host;   /* bytes of records in host memory; 0: no limit.  Less than all tokens
                            take needs cache_dir, where the rest lies */
     kvd_kv_record               kv_record;
@@ -348,6 +354,10 @@ typedef struct kvd_plan {
     uint64_t kv_zone_bytes;   /* of kv_index_bytes: the estimation zone */
     uint64_t kv_host_records; /* that the host tier has room for; 0: there is none */
     uint32_t kv_lane_records; /* that a layer and KV head of a sequence has at n_ctx */
+    /* Where the device has memory of its own; else 0: what it will hold in all, of it the driver's
+     * context and code, and what it may hold; of host memory, what the device reads there. */
+    uint64_t device_bytes, device_context_bytes, device_limit_bytes;
+    uint64_t pinned_bytes;
 } kvd_plan;
 /* What kvd_session_open() would take, without allocating it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,
@@ -365,6 +375,9 @@ typedef struct kvd_batch {
     const uint32_t *seq;        /* [n_token], or NULL: all of sequence 0.  Each sequence's
                                    tokens are appended to it in the order given */
     const uint8_t *want_logits; /* [n_token], or NULL: the last token only */
+    /* 0: those rows keep all their logits.  Else only so many of the largest, at most 128, for
+       kvd_sampler_pick(): kvd_sampler_n_best() says how many.  A GPU then sends no logits. */
+    uint32_t n_best;
 } kvd_batch;
 #define KVD_BATCH_INIT                   \
     {                                    \
@@ -375,7 +388,7 @@ typedef struct kvd_batch {
  * sequences hold what they held before. */
 KVD_API KVD_MUST_USE kvd_status kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
 /* Logits [n_vocab] of the row-th token that wanted them in the last kvd_eval() or kvd_prefill();
- * NULL if there is no such row.  Borrowed until the next evaluation. */
+ * NULL if there is no such row, or only its best were kept.  Borrowed until the next evaluation. */
 KVD_API const float *kvd_logits(const kvd_session *s, uint32_t row);
 /* Appends any number of tokens to a sequence in batches of n_batch; logits row 0 is the last
  * token's.  On failure or cancellation the sequence is cut back to what it was. */
@@ -433,6 +446,10 @@ typedef struct kvd_stats {
     uint64_t n_disk_late; /* of n_selected, with disk_lag: still on the way, neither hit nor miss */
     double   zone_share;  /* mean share of the softmax, as it was used, that the zone's cells had */
     uint64_t zone_ns;     /* of attend_ns */
+    /* A device with memory of its own, now: by how much its free memory has sunk since before the
+     * model was opened, and what was asked for of it; of host memory, what the device reads there
+     */
+    uint64_t device_used_bytes, device_held_bytes, pinned_bytes;
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 /* Waits until all that was stored in cache_dir is on the disk and can be found (at most about 10
@@ -497,6 +514,13 @@ KVD_API void kvd_sampler_accept(kvd_sampler *sm, int32_t token);
 /* Picks the next token from logits [n_vocab] (not changed) and accepts it.  Greedy takes the
  * lowest id of equals.  Allocates nothing. */
 KVD_API int32_t kvd_sampler_sample(kvd_sampler *sm, const float *logits);
+/* How many of a row's largest logits decide what this sampler picks; 0: all of them, as with
+ * penalties, biases, or a top_k that is off or above 128. */
+KVD_API uint32_t kvd_sampler_n_best(const kvd_sampler *sm);
+/* kvd_sampler_sample() of the row-th token that wanted logits, from whichever the last evaluation
+ * kept of them; KVD_E_INVAL where that is no such row or too few.  The token is the same. */
+KVD_API KVD_MUST_USE kvd_status kvd_sampler_pick(kvd_sampler *sm, const kvd_session *s,
+                                                 uint32_t row, int32_t *token, kvd_err *err);
 
 #ifdef __cplusplus
 }

@@ -374,8 +374,9 @@ bool kvd_session_uncancel(kvd_session *s)
 
 void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
 {
-    kvd_stats st = s->stats;
-    kv_counts c;
+    kvd_stats         st = s->stats;
+    kvd_device_memory d;
+    kv_counts         c;
 
     kv_get_counts(s->kv, &c);
     st.kv_used_tokens     = kv_used_tokens(s->kv);
@@ -411,6 +412,10 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.n_disk_late        = c.n_disk_late;
     st.zone_share         = c.n_mass ? c.zone / (double)c.n_mass : 0.0;
     st.zone_ns            = c.zone_ns;
+    s->model->be->ops->memory(s->model->be, &d);
+    st.device_used_bytes = d.used;
+    st.device_held_bytes = d.held + d.scratch;
+    st.pinned_bytes      = d.pinned;
     give_struct(out, &st, sizeof(st));
 }
 
@@ -472,4 +477,27 @@ void kvd_sampler_accept(kvd_sampler *sm, int32_t token)
 int32_t kvd_sampler_sample(kvd_sampler *sm, const float *logits)
 {
     return engine_sampler_sample(sm, logits);
+}
+
+uint32_t kvd_sampler_n_best(const kvd_sampler *sm)
+{
+    return engine_sampler_n_best(sm);
+}
+
+kvd_status kvd_sampler_pick(kvd_sampler *sm, const kvd_session *s, uint32_t row, int32_t *token,
+                            kvd_err *err)
+{
+    const float   *logits = kvd_logits(s, row);
+    const uint32_t need   = engine_sampler_n_best(sm);
+
+    if (logits) {
+        *token = engine_sampler_sample(sm, logits);
+        return KVD_OK;
+    }
+    if (row >= s->n_picks || need == 0 || need > s->best)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "row %u of %u kept rows of %u best logits: the sampler needs %s%u", row,
+                        s->n_picks, s->best, need ? "" : "all, not ", need);
+    *token = engine_sampler_choose(sm, s->buf.best + (size_t)row * KVD_BEST_MAX, s->best);
+    return KVD_OK;
 }

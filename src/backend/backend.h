@@ -97,12 +97,18 @@ typedef struct kvd_matmul_out {
     bool         add; /* y += instead of y = (the residual stream) */
 } kvd_matmul_out;
 
-/* y_i = x W_i^T (+ bias_i) for up to four weights that share x. */
+/* y_i = x W_i^T (+ bias_i) for up to four weights that share x.  norm: of x normalised as by
+ * rms_norm.  swiglu: of two outputs of equal shape, neither of which adds, the first becomes
+ * silu(y_0) * y_1.  xn and then y_1 are room for that: what they hold afterwards is undefined. */
 typedef struct kvd_matmul_args {
     uint32_t       n_token, n_col, n_out;
     uint64_t       x_stride;
     const float   *x; /* [n_token][n_col] */
     kvd_matmul_out out[KVD_MATMUL_OUT_MAX];
+    const float   *norm;     /* [n_col] or NULL */
+    float         *xn;       /* with norm: [n_token][n_col], not x */
+    float          norm_eps; /* with norm */
+    bool           swiglu;
 } kvd_matmul_args;
 
 /* Rotary embedding in place over the first n_rot dimensions of each head.
@@ -156,6 +162,20 @@ typedef struct kvd_kv_append_args {
     uint64_t          k_stride, v_stride; /* between tokens */
     const float      *k, *v;              /* [n_token][n_kv_head][head_dim] */
 } kvd_kv_append_args;
+
+/* What q and k want after their projections, in one op: head norms where there are such, RoPE, both
+ * in place as by head_norm and rope; then kv_append. */
+typedef struct kvd_qkv_finish_args {
+    uint32_t           n_token, n_head, n_kv_head, head_dim, n_rot;
+    bool               neox;
+    float              eps;             /* of the norms */
+    uint64_t           q_stride;        /* between tokens; k's is store's */
+    float             *q;               /* [n_token][n_head][head_dim] */
+    float             *k;               /* [n_token][n_kv_head][head_dim]: store.k */
+    const float       *q_norm, *k_norm; /* [head_dim] or NULL */
+    const float       *cos_sin;         /* [n_token][n_rot] */
+    kvd_kv_append_args store;           /* same n_token, n_kv_head, head_dim */
+} kvd_qkv_finish_args;
 
 /* Causal attention over everything stored: row r of a sequence attends to its tokens 0 ..
  * n_past + r, which have been appended.  Query head i reads KV head i / (n_head / n_kv_head).
@@ -410,9 +430,64 @@ typedef struct kvd_window_args {
 typedef struct kvd_window_place {
     const uint64_t *block; /* in place: as in kvd_kv_seq */
     const uint64_t *at;    /* else: [n_kv_head] byte offsets into kv.pool, slot_off before slot 0 */
-    const uint32_t *host_of; /* likewise: [n_chunk] number of a chunk's record in the host tier */
+    const uint32_t *host_of; /* likewise: [n_chunk] number of a chunk's record in the host tier, or
+                                KVD_HOST_NONE: it is below */
     const uint64_t *iblock;  /* of packed records: byte offsets into the index, by block */
 } kvd_window_place;
+
+#define KVD_HOST_NONE 0xffffffffu
+
+/* Misses whose records are below the host tier: window_post asks the host for them while the step
+ * goes on, window_fetch waits until they have come.  Two queues, of urgent misses and of the
+ * others, since two streams take from them; numbers count a queue's requests from 0 on. */
+typedef struct kvd_miss_request {
+    uint32_t lane; /* first_lane of window_post + number of the lane in the call */
+    uint32_t chunk, slot;
+    uint32_t score; /* its ema */
+} kvd_miss_request;
+
+/* PINNED, zeroed by the host when nothing uses it.  Each side writes its own cache lines. */
+typedef struct kvd_miss_queue {
+    /* by ops: requests posted; taken, in whole rounds of n_place; of batches that were not there
+     * when they were needed: how many, and for how long */
+    uint32_t posted, taken, n_wait;
+    bool     too_late; /* a wait has reached its limit: what it was for has not been fetched */
+    uint64_t wait_ns;
+    uint8_t  gap[104];
+    /* by the host: of requests below `arrived` the records are there; nothing more will come */
+    uint32_t arrived, given_up;
+    uint8_t  end[120];
+} kvd_miss_queue;
+
+typedef struct kvd_miss_state { /* what ops remember of a queue; zeroed before a step */
+    uint32_t posted, taken, n_wait, unused;
+    uint64_t wait_ns;
+} kvd_miss_state;
+
+typedef struct kvd_miss_batch { /* of one window_post in a queue */
+    uint32_t first, n;
+} kvd_miss_batch;
+
+typedef struct kvd_miss_link { /* a queue as ops see it; queue NULL: nothing is below the host tier
+                                */
+    kvd_miss_queue   *queue;
+    kvd_miss_request *request; /* PINNED [as many as a step's misses] */
+    kvd_miss_state   *state;
+    kvd_miss_batch   *batch;
+    const uint32_t *place; /* PINNED [n_place] request i comes as host record place[i % n_place] */
+    uint32_t        n_place;
+    uint64_t        limit_ns; /* longest wait */
+} kvd_miss_link;
+
+typedef struct kvd_window_post_args {
+    uint32_t                 n_seq, n_kv_head;
+    const kvd_window_seq    *seq;
+    const kvd_window_place  *place;
+    const kvd_window_result *change;  /* [n_seq][n_kv_head] */
+    kvd_miss_link            link[2]; /* urgent misses, the others; batch is written */
+    uint64_t                 lane_stride, sel_stride;
+    uint32_t                 first_lane;
+} kvd_window_post_args;
 
 /* What a step attends to after the window's change, as spans: near, the slots that stay (or, if
  * `selected`, of the selection what was held before), then urgent, the misses that have come. */
@@ -514,6 +589,8 @@ typedef struct kvd_record_unpack_args {
 
 /* Brings up from the host tier what the window's change has missed: the urgent misses, or the
  * others, each into its slot.  Records lie there packed (RAW: as they are), one behind the other.
+ * With a link then those that window_post has asked for, as they come: it waits for them, at most
+ * limit_ns at a time, and leaves the rest where that is over or the host has given up.
  */
 typedef struct kvd_window_fetch_args {
     uint32_t                 n_seq, n_kv_head;
@@ -527,6 +604,8 @@ typedef struct kvd_window_fetch_args {
     uint64_t                 lane_stride, sel_stride;
     uint64_t param_off, param_stride; /* bytes: of KV head 0 in an index block; between heads */
     bool     urgent;
+    kvd_miss_link link; /* of the same misses */
+    uint32_t      first_lane;
 } kvd_window_fetch_args;
 
 /* Copies n records of `bytes` (a multiple of 16) each: dst + dst_off[i] = src + src_off[i].
@@ -539,6 +618,25 @@ typedef struct kvd_record_copy_args {
     void           *dst;
 } kvd_record_copy_args;
 
+/* ---- args: the choice of a token ---------------------------------------------------- */
+
+#define KVD_BEST_MAX 128u
+
+typedef struct kvd_best_item {
+    float   value;
+    int32_t at; /* -1: none */
+} kvd_best_item;
+
+/* The k largest of each row, best first, of equals the lower index; -0 counts, and comes out, as 0.
+ * A NaN is none of them: where a row has fewer than k, the rest is { 0, -1 }.  The same bits on
+ * every backend. */
+typedef struct kvd_best_args {
+    uint32_t       n_row, n_col, k; /* 1 <= k <= KVD_BEST_MAX */
+    uint64_t       x_stride, out_stride;
+    const float   *x;   /* [n_row][n_col] */
+    kvd_best_item *out; /* [n_row][k] */
+} kvd_best_args;
+
 /* The largest shapes a session will ask for: what scratch is sized by. */
 typedef struct kvd_backend_limits {
     uint32_t n_token; /* rows of one matmul or attention call */
@@ -548,11 +646,21 @@ typedef struct kvd_backend_limits {
     uint32_t n_ctx;   /* longest sequence */
     uint32_t n_chunk; /* chunks of the longest index; 0: no index_build, no select */
     uint32_t n_slot;  /* of the largest window; 0: window is not called */
+    uint32_t n_vocab; /* elements of a row of best; 0: it is not called */
 } kvd_backend_limits;
 
 /* ---- the table ------------------------------------------------------------------- */
 
-#define KVD_BACKEND_ABI 5
+/* Bytes of a device with memory of its own; all zero where memory is unified. */
+typedef struct kvd_device_memory {
+    uint64_t total, free;   /* of the device, now, whoever uses it */
+    uint64_t context;       /* what opening the backend took: the driver's context, code */
+    uint64_t held, scratch; /* given as DEVICE and not yet freed; reserved for ops */
+    uint64_t pinned;        /* of host memory: given as PINNED and not yet freed */
+    uint64_t used;          /* by how much free has sunk since before the backend was opened */
+} kvd_device_memory;
+
+#define KVD_BACKEND_ABI 6
 typedef struct kvd_backend_ops {
     uint32_t    abi;
     const char *name;
@@ -566,7 +674,9 @@ typedef struct kvd_backend_ops {
     /* Zeroed. */
     kvd_status (*mem_alloc)(kvd_backend *, kvd_mem_kind, uint64_t bytes, kvd_mem *out, kvd_err *);
     void (*mem_free)(kvd_backend *, kvd_mem *); /* zeroes *m; NONE and MAP are no-ops */
+    void (*memory)(const kvd_backend *, kvd_device_memory *out);
 
+    /* The first is for the bulk of the work; small work on others is begun ahead of it. */
     kvd_status (*stream_open)(kvd_backend *, kvd_stream **out, kvd_err *);
     void (*stream_close)(kvd_stream *);                 /* NULL is a no-op */
     kvd_status (*stream_sync)(kvd_stream *, kvd_err *); /* waits for all that was called on it */
@@ -574,7 +684,8 @@ typedef struct kvd_backend_ops {
     void (*event_close)(kvd_event *);
     kvd_status (*event_record)(kvd_event *, kvd_stream *, kvd_err *);
     kvd_status (*event_wait)(kvd_event *, kvd_stream *, kvd_err *); /* stream waits for event */
-    bool (*event_done)(const kvd_event *);
+    /* Without waiting.  KVD_E_BUSY: not yet; KVD_E_DEVICE: the device has failed. */
+    kvd_status (*event_poll)(const kvd_event *, kvd_err *);
     /* Between any kinds; ordered by the stream, and HOST and MAP memory may be read and written
      * until then. */
     kvd_status (*copy)(kvd_stream *, kvd_mem dst, uint64_t dst_off, kvd_mem src, uint64_t src_off,
@@ -601,6 +712,7 @@ typedef struct kvd_backend_ops {
     kvd_status (*rope)(kvd_stream *, const kvd_rope_args *, kvd_err *);
     kvd_status (*swiglu)(kvd_stream *, const kvd_swiglu_args *, kvd_err *);
     kvd_status (*kv_append)(kvd_stream *, const kvd_kv_append_args *, kvd_err *);
+    kvd_status (*qkv_finish)(kvd_stream *, const kvd_qkv_finish_args *, kvd_err *);
     kvd_status (*attn)(kvd_stream *, const kvd_attn_args *, kvd_err *);
     kvd_status (*index_build)(kvd_stream *, const kvd_index_build_args *, kvd_err *);
     kvd_status (*zone_build)(kvd_stream *, const kvd_zone_build_args *, kvd_err *);
@@ -610,10 +722,12 @@ typedef struct kvd_backend_ops {
     kvd_status (*window)(kvd_stream *, const kvd_window_args *, kvd_err *);
     kvd_status (*window_spans)(kvd_stream *, const kvd_window_spans_args *, kvd_err *);
     kvd_status (*choose)(kvd_stream *, const kvd_choose_args *, kvd_err *);
+    kvd_status (*window_post)(kvd_stream *, const kvd_window_post_args *, kvd_err *);
     kvd_status (*window_fetch)(kvd_stream *, const kvd_window_fetch_args *, kvd_err *);
     kvd_status (*record_copy)(kvd_stream *, const kvd_record_copy_args *, kvd_err *);
     kvd_status (*record_pack)(kvd_stream *, const kvd_record_pack_args *, kvd_err *);
     kvd_status (*record_unpack)(kvd_stream *, const kvd_record_unpack_args *, kvd_err *);
+    kvd_status (*best)(kvd_stream *, const kvd_best_args *, kvd_err *);
 } kvd_backend_ops;
 
 /* Every backend object begins with this. */
@@ -659,6 +773,38 @@ static inline kvd_weight kvd_weight_rows(kvd_weight w, uint32_t first, uint32_t 
     v.data  = (const uint8_t *)w.data + (uint64_t)first * w.row_bytes;
     v.n_row = n;
     return v;
+}
+
+/* A product's norm and its swiglu as ops of their own, for a backend that runs them so. */
+static inline kvd_rms_norm_args kvd_matmul_norm(const kvd_matmul_args *a)
+{
+    kvd_rms_norm_args n = { 0 };
+
+    n.n_row      = a->n_token;
+    n.n_col      = a->n_col;
+    n.x_stride   = a->x_stride;
+    n.out_stride = a->n_col;
+    n.x          = a->x;
+    n.w          = a->norm;
+    n.out        = a->xn;
+    n.eps        = a->norm_eps;
+    return n;
+}
+static inline kvd_swiglu_args kvd_matmul_swiglu(const kvd_matmul_args *a)
+{
+    const kvd_matmul_out *gate = &a->out[0], *up = &a->out[1];
+    kvd_swiglu_args       s = { 0 };
+
+    kvd_assert(a->n_out == 2 && gate->w.n_row == up->w.n_row && !gate->add && !up->add);
+    s.n_token     = a->n_token;
+    s.n_col       = gate->w.n_row;
+    s.gate_stride = gate->y_stride;
+    s.up_stride   = up->y_stride;
+    s.out_stride  = gate->y_stride;
+    s.gate        = gate->y;
+    s.up          = up->y;
+    s.out         = gate->y;
+    return s;
 }
 
 #ifdef __cplusplus

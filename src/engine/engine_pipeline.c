@@ -53,10 +53,11 @@ static uint32_t count_rows(const kvd_kv_seq *part, uint32_t n_part)
     return n;
 }
 
-kvd_status engine_append(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
-                         const kvd_kv_seq *part, uint32_t n_part, kvd_err *err)
+kvd_kv_append_args engine_store_of(const kvd_session *s, const model_run *r,
+                                   const kvd_kv_layout *layout, const kvd_kv_seq *part,
+                                   uint32_t n_part)
 {
-    const kvd_kv_append_args a = {
+    return (kvd_kv_append_args){
         .n_seq    = n_part,
         .n_token  = count_rows(part, n_part),
         .seq      = engine_dev(&s->buf, part),
@@ -66,8 +67,6 @@ kvd_status engine_append(const kvd_session *s, const model_run *r, const kvd_kv_
         .k        = r->k,
         .v        = r->v,
     };
-
-    return r->ops->kv_append(r->stream, &a, err);
 }
 
 kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
@@ -280,14 +279,14 @@ static kvd_status attend_last(kvd_session *s, uint32_t layer, model_run *r, kvd_
 
 static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run *r, kvd_err *err)
 {
-    const model        *net     = s->model->net;
-    const kvd_kv_layout layout  = kv_layout(s->kv, layer);
-    const uint32_t      n_token = r->n_token;
-    const uint64_t      t0      = kvd_trace_now(s->trace);
-    uint64_t            t1;
+    const model             *net     = s->model->net;
+    const kvd_kv_layout      layout  = kv_layout(s->kv, layer);
+    const kvd_kv_append_args store   = engine_store_of(s, r, &layout, s->buf.part, s->n_part);
+    const uint32_t           n_token = r->n_token;
+    const uint64_t           t0      = kvd_trace_now(s->trace);
+    uint64_t                 t1;
 
-    KVD_TRY(model_qkv(net, layer, r, err));
-    KVD_TRY(engine_append(s, r, &layout, s->buf.part, s->n_part, err));
+    KVD_TRY(model_qkv(net, layer, r, &store, err));
     kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
     KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));
     t1 = kvd_trace_now(s->trace);
@@ -310,12 +309,27 @@ static kvd_status run_layers(kvd_session *s, model_run *r, kvd_err *err)
     return KVD_OK;
 }
 
+/* The best of each wanted row, straight into memory that the host reads. */
+static kvd_status pick_best(kvd_session *s, const model_run *r, kvd_err *err)
+{
+    const uint32_t      n_vocab = model_get_hparams(s->model->net)->n_vocab;
+    const kvd_best_args a       = { .n_row      = s->n_out,
+                                    .n_col      = n_vocab,
+                                    .k          = s->best,
+                                    .x_stride   = n_vocab,
+                                    .out_stride = KVD_BEST_MAX,
+                                    .x          = s->buf.out,
+                                    .out        = s->buf.best };
+
+    return r->ops->best(r->stream, &a, err);
+}
+
 static kvd_status run_logits(kvd_session *s, const model_run *r, kvd_err *err)
 {
     const uint64_t t0 = kvd_trace_now(s->trace);
 
     KVD_TRY(model_logits(s->model->net, r, s->buf.out, err));
-    KVD_TRY(engine_buffers_download(s, s->n_out, err));
+    KVD_TRY(s->best ? pick_best(s, r, err) : engine_buffers_download(s, s->n_out, err));
     kvd_trace_add(s->trace, KVD_TRACE_LOGITS, t0, kvd_trace_now(s->trace), KVD_TRACE_NOWHERE,
                   s->n_out);
     return KVD_OK;
@@ -334,16 +348,6 @@ static kvd_status enqueue(kvd_session *s, uint32_t n_token, kvd_err *err)
     return s->n_out > 0 ? run_logits(s, &r, err) : KVD_OK;
 }
 
-/* After a failure: what was given to the streams ends before the host writes lists anew and gives
- * blocks and slots to others.  It has its reason already. */
-static void drain(kvd_session *s)
-{
-    kvd_err err = { 0 };
-
-    (void)!kv_step_join(s->kv, s->model->stream, &err);
-    (void)!s->model->be->ops->stream_sync(s->model->stream, &err);
-}
-
 kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
 {
     const bool was = kvd_alloc_guard(true);
@@ -355,11 +359,11 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
         st = engine_graph_fits(s, n_token) ? engine_graph_step(s, n_token, enqueue, err)
                                            : enqueue(s, n_token, err);
     if (st == KVD_OK)
-        st = s->model->be->ops->stream_sync(s->model->stream, err);
+        st = kv_step_wait(s->kv, s->model->stream, err);
     if (st == KVD_OK)
-        kv_step_end(s->kv);
-    else
-        drain(s);
+        st = kv_step_end(s->kv, err);
+    if (st != KVD_OK) /* before the host writes lists anew and gives blocks and slots to others */
+        kv_step_abort(s->kv, s->model->stream);
     kvd_alloc_guard(was);
     return st;
 }

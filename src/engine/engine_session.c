@@ -12,6 +12,8 @@
 
 #define N_BATCH_DEFAULT 512u
 #define N_BATCH_MAX     16384u
+#define N_ROW_DEFAULT   4096u        /* of a prompt on a device with memory of its own, */
+#define ROW_BYTES       (1ull << 30) /* unless its activations take more than this */
 #define N_SEQ_MAX       4096u
 #define DISK_LAG_MAX    64u
 #define SINK_NONE       UINT32_MAX
@@ -93,6 +95,7 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
 /* A session's parameters made complete, and what follows from them. */
 typedef struct session_shape {
     kvd_session_params p;
+    uint32_t           n_row; /* of a prompt that go through a layer together, at least n_batch */
     engine_attention   attention;
     kv_params          kv;
     uint32_t          *lane_tokens; /* kv.lane_tokens, or NULL; owned */
@@ -145,9 +148,11 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_dir      = p->cache_dir,
         .cache_bytes    = p->cache_bytes,
         .cache_min_free = p->cache_min_free,
-        .device_steps   = !m->be->unified && (!index || sh->attention.params.zone == 0),
-        .lazy           = p->resume == KVD_RESUME_SPARSE,
-        .disk_lag       = p->disk_lag,
+        .apart          = !m->be->unified,
+        .device_steps   = !m->be->unified && (!index || sh->attention.params.zone == 0) &&
+                        !(p->cache_dir && p->disk_lag > 1) && !m->watched,
+        .lazy     = p->resume == KVD_RESUME_SPARSE,
+        .disk_lag = p->disk_lag,
     };
 }
 
@@ -168,6 +173,21 @@ static kvd_status shape_lanes(session_shape *sh, kvd_err *err)
     return KVD_OK;
 }
 
+/* Rows of a prompt that go through a layer together: a GPU wants thousands. */
+static uint32_t prompt_rows(const kvd_model *m, const kvd_session_params *in,
+                            const kvd_session_params *p)
+{
+    const model_hparams *hp = model_get_hparams(m->net);
+    const uint64_t floats   = 2ull * (hp->n_embd + hp->n_ff + (uint64_t)hp->n_head * hp->head_dim) +
+                            2ull * hp->n_kv_head * hp->head_dim;
+    const uint64_t rows = kvd_min_u64(kvd_min_u64(N_ROW_DEFAULT, p->n_ctx),
+                                      ROW_BYTES / (4 * floats) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
+
+    if (in->n_batch != 0 || m->be->unified)
+        return p->n_batch;
+    return (uint32_t)kvd_max_u64(rows, p->n_batch);
+}
+
 /* The caller frees lane_tokens when it has succeeded. */
 static kvd_status shape_of(const kvd_model *m, const kvd_session_params *in, session_shape *sh,
                            kvd_err *err)
@@ -175,6 +195,7 @@ static kvd_status shape_of(const kvd_model *m, const kvd_session_params *in, ses
     static const kvd_attention_params defaults = KVD_ATTENTION_PARAMS_INIT;
 
     KVD_TRY(complete_params(m, in, &sh->p, err));
+    sh->n_row = prompt_rows(m, in, &sh->p);
     KVD_TRY(engine_attention_complete(in->attention ? in->attention : &defaults, &sh->p,
                                       model_get_hparams(m->net), &sh->attention, err));
     sh->p.attention = NULL; /* borrowed for the call */
@@ -188,7 +209,7 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
     const model_hparams      *hp = model_get_hparams(m->net);
     const kvd_session_params *p  = &sh->p;
 
-    return (kvd_backend_limits){ .n_token = p->n_batch,
+    return (kvd_backend_limits){ .n_token = sh->n_row,
                                  .n_seq   = p->n_batch, /* wanted rows can be parts of their own */
                                  .n_col   = model_max_cols(m->net),
                                  .n_head  = hp->n_head,
@@ -198,7 +219,8 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
                                  .n_chunk   = sh->kv.sparse
                                                   ? (uint32_t)kvd_div_up(p->n_ctx, p->chunk_tokens)
                                                   : 0,
-                                 .n_slot    = sh->kv.window_tokens / p->chunk_tokens };
+                                 .n_slot    = sh->kv.window_tokens / p->chunk_tokens,
+                                 .n_vocab   = hp->n_vocab };
 }
 
 static uint64_t session_host_bytes(const kvd_session_params *p)
@@ -230,29 +252,55 @@ static void plan_tiers(const kv_sizes *kv, const session_shape *sh, kvd_plan *ou
         (uint32_t)kvd_align_up(sh->p.n_ctx, KV_BLOCK_TOKENS) / sh->p.chunk_tokens;
 }
 
-static kvd_status fill_plan(const kvd_model *m, const session_shape *sh, kvd_plan *out,
-                            kvd_err *err)
+/* What lies where the device has memory of its own. */
+static void plan_device(const kvd_model *m, const kv_sizes *kv, uint64_t buffers, uint64_t shared,
+                        uint64_t scratch, kvd_plan *out)
 {
-    const kvd_session_params *p   = &sh->p;
-    const kvd_backend_limits  lim = limits_of(m, sh);
-    kv_sizes                  kv;
-    uint64_t                  fixed, room;
+    kvd_device_memory d;
 
-    KVD_TRY(kv_plan(&sh->kv, &kv, err));
+    if (m->be->unified)
+        return;
+    m->be->ops->memory(m->be, &d);
+    out->weight_bytes         = model_place_bytes(m->net);
+    out->device_context_bytes = d.context;
+    out->device_limit_bytes   = m->device_memory ? m->device_memory : d.total;
+    out->device_bytes         = d.context + d.held + kv->device_bytes + buffers + scratch;
+    out->pinned_bytes         = kv->pinned_bytes + shared;
+}
+
+static uint32_t longest_context(const kvd_model *m, const kvd_plan *plan, const kv_sizes *kv)
+{
+    const uint64_t fixed = m->be->unified
+                               ? plan->total_bytes - plan->kv_bytes
+                               : plan->host_bytes + plan->pinned_bytes - plan->kv_host_bytes;
+    const uint64_t room  = plan->available_bytes > fixed ? plan->available_bytes - fixed : 0;
+
+    return (uint32_t)kvd_min_u64(room / kv->bytes_per_token,
+                                 model_get_hparams(m->net)->n_ctx_train);
+}
+
+static kvd_status fill_plan(const kvd_model *m, session_shape *sh, kvd_plan *out, kvd_err *err)
+{
+    const kvd_session_params *p       = &sh->p;
+    const kvd_backend_limits  lim     = limits_of(m, sh);
+    const uint64_t            scratch = m->be->ops->reserve_bytes(m->be, &lim);
+    kv_sizes                  kv;
+    uint64_t                  buffers, shared;
+
+    KVD_TRY(engine_fit(m, p, &lim, &sh->kv, &kv, err));
+    engine_buffers_bytes(m, p, sh->n_row, kv.resident, &buffers, &shared);
     plan_tiers(&kv, sh, out);
-    out->weight_bytes = gguf_mapped_bytes(m->file);
-    out->scratch_bytes =
-        engine_buffers_bytes(m, p, kv.resident) + m->be->ops->reserve_bytes(m->be, &lim);
+    out->weight_bytes  = gguf_mapped_bytes(m->file);
+    out->scratch_bytes = buffers + shared + scratch;
+    plan_device(m, &kv, buffers, shared, scratch, out);
     out->host_bytes  = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p);
-    out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
+    out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes +
+                       out->device_context_bytes;
     out->available_bytes = os_mem_available();
     out->n_ctx           = p->n_ctx;
     out->n_seq           = p->n_seq;
     out->n_batch         = p->n_batch;
-    fixed                = out->total_bytes - out->kv_bytes;
-    room                 = out->available_bytes > fixed ? out->available_bytes - fixed : 0;
-    out->n_ctx_fits =
-        (uint32_t)kvd_min_u64(room / kv.bytes_per_token, model_get_hparams(m->net)->n_ctx_train);
+    out->n_ctx_fits      = longest_context(m, out, &kv);
     return KVD_OK;
 }
 
@@ -297,7 +345,7 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
 static kvd_status check_fits(const kvd_plan *plan, bool unified, kvd_err *err)
 {
     const uint64_t need    = unified ? plan->kv_bytes + plan->scratch_bytes + plan->host_bytes
-                                     : plan->kv_host_bytes + plan->host_bytes;
+                                     : plan->pinned_bytes + plan->host_bytes;
     const uint32_t fits    = plan->n_ctx_fits / plan->n_seq;
     char           way[32] = "";
 
@@ -326,7 +374,7 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
     if (s->cached)
         KVD_TRY(engine_fingerprint(m, &sh->kv, sh->kv.fingerprint, err));
     KVD_TRY(kv_store_open(&s->kv, m->be, &sh->kv, err));
-    return engine_buffers_open(&s->buf, m, &s->params, plan->kv_resident, err);
+    return engine_buffers_open(&s->buf, m, &s->params, s->n_row, plan->kv_resident, err);
 }
 
 static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh, kvd_err *err)
@@ -343,6 +391,7 @@ static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh,
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory");
     s->model               = m;
     s->params              = *p;
+    s->n_row               = sh->n_row;
     s->params.host_records = NULL; /* borrowed for the call */
     s->sparse              = sh->kv.window_tokens > 0;
     s->zone                = sh->kv.zone_tokens;
@@ -383,7 +432,7 @@ void engine_session_close(kvd_session *s)
     if (!s)
         return;
     for (uint32_t i = 0; s->kv && s->buf.mem.ptr && i < s->params.n_seq; i++)
-        kv_seq_store_tail(s->kv, i);
+        kv_seq_store_tail(s->kv, s->model->stream, i);
     engine_graphs_close(s);
     engine_buffers_close(&s->buf, s->model->be);
     kv_store_close(s->kv);

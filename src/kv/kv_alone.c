@@ -31,9 +31,11 @@ static void place_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t layer)
 kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const uint32_t *row,
                          uint32_t n_row, kvd_err *err)
 {
-    s->step.alone = s->params.device_steps && !s->tier && !s->tap && !kv_zone_used(s) && n_row > 0;
+    s->step.alone =
+        s->params.device_steps && kv_serves(s) && !s->tap && !kv_zone_used(s) && n_row > 0;
     if (!s->step.alone)
         return KVD_OK;
+    KVD_TRY(kv_serve_begin(s, st, err));
     s->step.n_row    = n_row;
     s->step.rows_seq = seq;
     for (uint32_t i = 0; i < n_row; i++) {
@@ -68,16 +70,46 @@ static void count_lane(kv_store *s, uint32_t i, uint32_t layer, uint32_t head)
         s->counts.bytes_up += r->n_miss * s->packed_bytes;
 }
 
-void kv_step_end(kv_store *s)
+kvd_status kv_step_end(kv_store *s, kvd_err *err)
 {
     if (!s->step.alone)
-        return;
+        return KVD_OK;
+    KVD_TRY(kv_serve_end(s, err));
     for (uint32_t i = 0; i < s->step.n_row; i++) {
         for (uint32_t at = 0; at < s->params.n_layer * s->params.n_kv_head; at++)
             count_lane(s, i, at / s->params.n_kv_head, at % s->params.n_kv_head);
         s->seq[s->step.rows_seq[i]].step++;
     }
     s->step.alone = false;
+    return KVD_OK;
+}
+
+void kv_step_abort(kv_store *s, kvd_stream *st)
+{
+    kvd_err err = { 0 };
+
+    kv_serve_give_up(s);
+    (void)!kv_step_join(s, st, &err);
+    (void)!s->be->ops->stream_sync(st, &err);
+    (void)!kv_serve_end(s, &err);
+    s->step.alone = false;
+}
+
+kvd_status kv_step_wait(kv_store *s, kvd_stream *st, kvd_err *err)
+{
+    const kvd_backend_ops *ops = s->be->ops;
+
+    if (!s->step.alone || !s->tier)
+        return ops->stream_sync(st, err);
+    KVD_TRY(ops->event_record(s->step_done, st, err));
+    while (ops->event_poll(s->step_done, NULL) == KVD_E_BUSY)
+        kv_serve_poll(s);
+    return ops->stream_sync(st, err);
+}
+
+void kv_step_recording(kv_store *s, bool on)
+{
+    s->step.recording = on;
 }
 
 bool kv_step_alone(const kv_store *s)
@@ -104,7 +136,9 @@ static kvd_status fetch_misses(kv_store *s, kvd_stream *st, const kv_query *q, b
         .param_off   = (uint64_t)q->layer * s->params.n_kv_head * s->index.head_stride +
                      (s->record.type == KVD_RECORD_VALUES ? 0 : s->param_off),
         .param_stride = s->index.head_stride,
-        .urgent       = urgent
+        .urgent       = urgent,
+        .link         = kv_serve_link(s, q->layer, urgent),
+        .first_lane   = (uint32_t)kv_lane_at(s, q->layer)
     };
 
     return s->sizes.resident ? KVD_OK : s->be->ops->window_fetch(st, &a, err);
@@ -120,6 +154,7 @@ kvd_status kv_alone_open(kv_store *s, kvd_err *err)
         return KVD_OK;
     KVD_TRY(ops->stream_open(s->be, &s->late, err));
     KVD_TRY(ops->event_open(s->be, &s->change_known, err));
+    KVD_TRY(ops->event_open(s->be, &s->step_done, err));
     return ops->event_open(s->be, &s->late_done, err);
 }
 
@@ -130,6 +165,8 @@ void kv_alone_close(kv_store *s)
         s->be->ops->event_close(s->change_known);
     if (s->late_done)
         s->be->ops->event_close(s->late_done);
+    if (s->step_done)
+        s->be->ops->event_close(s->step_done);
 }
 
 kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err)
@@ -179,6 +216,24 @@ static kvd_window_spans_args spans_args(const kv_store *s, const kv_query *q)
                                     .selected    = s->policy.selected };
 }
 
+/* Asks the host for what is on disk, before anything else: that takes longest. */
+static kvd_status post_misses(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const kvd_window_post_args a = {
+        .n_seq       = q->n_row,
+        .n_kv_head   = s->params.n_kv_head,
+        .seq         = kv_dev(s, s->step.window + kv_seq_at(s, q->layer)),
+        .place       = kv_dev(s, s->step.place + kv_seq_at(s, q->layer)),
+        .change      = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
+        .link        = { kv_serve_link(s, q->layer, true), kv_serve_link(s, q->layer, false) },
+        .lane_stride = s->n_chunk_max,
+        .sel_stride  = s->slots_max,
+        .first_lane  = (uint32_t)kv_lane_at(s, q->layer)
+    };
+
+    return s->tier ? s->be->ops->window_post(st, &a, err) : KVD_OK;
+}
+
 kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     const kvd_choose_args a = { .kept   = kv_kept_args(s, q),
@@ -187,12 +242,14 @@ kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_e
                                 .spans  = spans_args(s, q) };
 
     KVD_TRY(s->be->ops->choose(st, &a, err));
+    KVD_TRY(post_misses(s, st, q, err));
     return start_late(s, st, q, err);
 }
 
+/* From disk they take longer than the window's attention: then it goes first. */
 kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    return fetch_misses(s, st, q, true, err);
+    return s->tier ? KVD_OK : fetch_misses(s, st, q, true, err);
 }
 
 /* What has stayed, then what has come. */
@@ -200,7 +257,15 @@ kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_e
 {
     kvd_attn_span_args a = kv_span_args(s, q, s->step.near_span);
 
-    a.then = s->step.urgent_span;
-    a.out  = q->out;
-    return s->be->ops->attn_span(st, &a, err);
+    if (s->tier) {
+        KVD_TRY(s->be->ops->attn_span(st, &a, err));
+        KVD_TRY(fetch_misses(s, st, q, true, err));
+        a.span = s->step.urgent_span;
+    } else {
+        a.then = s->step.urgent_span;
+    }
+    a.out = q->out;
+    KVD_TRY(s->be->ops->attn_span(st, &a, err));
+    /* or the queue of launches fills up behind an op that waits, and nobody serves it */
+    return s->tier && !s->step.recording ? kv_step_wait(s, st, err) : KVD_OK;
 }

@@ -4,12 +4,15 @@
  * kv_plan.c     sizes
  * kv_store.c    open, blocks: who has which
  * kv_seal.c     raw blocks to records and back
- * kv_prompt.c   a prompt that goes through the layers one by one
+ * kv_prompt.c   a prompt that goes through the layers one by one; kv_leave.c: what leaves meanwhile
  * kv_pack.c     records in the form of lower tiers
  * kv_step.c     select, fetch, attend
  * kv_alone.c    the same without the host in between
+ * kv_tier.c     the disk as a tier; kv_land.c: where its records come to; kv_serve.c: for
+ *               kv_alone.c
  * kv_zone.c     the estimation zone: what stands for the tokens that a step does not attend to
- * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back
+ * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back;
+ *               kv_ferry.c, kv_restore_up.c: the same for a device with memory of its own
  *
  * A *lane index* counts lanes of all sequences: (seq * n_layer + layer) * n_kv_head + head.  Arrays
  * per chunk have n_chunk_max elements a lane and are written first when a chunk is sealed. */
@@ -19,7 +22,7 @@
 #include "kv/kv.h"
 
 #define KV_NO_BLOCK UINT64_MAX
-#define KV_NO_HOST  UINT32_MAX
+#define KV_NO_HOST  KVD_HOST_NONE
 
 typedef struct kv_seq {
     uint32_t  len;      /* committed tokens */
@@ -46,6 +49,7 @@ enum { KV_COPIES, KV_COPIES_LATE }; /* of kv_step.list */
  * for each layer with device_steps. */
 typedef struct kv_step {
     bool              alone; /* under way without the host */
+    bool              recording;
     uint32_t          n_row; /* of it */
     const uint32_t   *rows_seq;
     kvd_window_place *place; /* *[n_seq] */
@@ -58,6 +62,7 @@ typedef struct kv_step {
     uint32_t          *k;                                   /* [n_seq][n_kv_head] */
     float             *part;                                /* [n_seq][n_kv_head][part] */
     float             *lse;                                 /* [n_batch][n_head] */
+    float             *no_lse;                              /* [n_head] of nothing */
     float             *zone_lse;                            /* [n_batch][n_head]; zone */
     kvd_zone_seq      *zone;                                /* [n_seq]; zone */
     uint16_t          *left;                                /* [n_seq][n_kv_head][cells]; zone */
@@ -65,13 +70,14 @@ typedef struct kv_step {
     uint32_t          *sel, *fetch, *into, *stay;           /* [n_seq][n_kv_head][slots_max] */
     uint64_t          *sink;                                /* [n_seq][n_kv_head][sinks] records */
     uint64_t          *near, *urgent; /* [n_seq][n_kv_head][slots_max] records */
-    kv_copies          list[2];       /* records to copy; late ones apart */
+    kv_copies          list[2];       /* records to copy; what nobody waits for apart */
     uint64_t          *pack;          /* [3][n_kv_head] lanes to pack: from, parameters, to */
 } kv_step;
 
 typedef struct kv_prompt {
     uint32_t        seq, n_new;
     uint32_t        first, end; /* blocks that become sealed */
+    uint32_t        left;       /* of them and the layer under way, up to here on their way down */
     kv_prompt_query last;       /* of the layer that is closing */
 } kv_prompt;
 
@@ -132,8 +138,10 @@ struct kv_store {
     uint64_t *stage_block; /* [blocks_max] */
     kv_prompt prompt;      /* under way, or n_new 0 */
 
+    kvd_stream *down; /* beside a prompt, what leaves; NULL: it does not leave early */
+    kvd_event  *written, *left;
     kvd_stream *late; /* device_steps, not resident: what a step does not wait for */
-    kvd_event  *change_known, *late_done;
+    kvd_event  *change_known, *late_done, *step_done;
 
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
     struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */
@@ -147,6 +155,12 @@ struct kv_store {
 static inline uint64_t kv_lane(const kv_store *s, uint32_t seq, uint32_t layer)
 {
     return ((uint64_t)seq * s->params.n_layer + layer) * s->params.n_kv_head;
+}
+
+/* Where it need not be resident: whether a prompt's records go down beside the work on it. */
+static inline bool kv_leaves_early(const kv_params *p)
+{
+    return p->device_steps && p->record == KVD_RECORD_RAW;
 }
 
 static inline uint64_t kv_n_lane(const kv_params *p)
@@ -189,9 +203,11 @@ static inline uint64_t kv_record_in_window(const kv_store *s, uint64_t lane, uin
 
 /* kv_plan.c.  Lays out the regions and points the store into base [KV_N_REGION]; base NULL only
  * measures.  bytes [KV_N_REGION]. */
-void     kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
-                      uint64_t *bytes);
-uint64_t kv_map_bytes(const kv_params *p, bool resident);
+void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
+                  uint64_t *bytes);
+/* Whether a region lies in the device's memory, and whether it has a copy where it does not. */
+bool     kv_region_on_device(const kv_params *p, kv_region r);
+bool     kv_region_mirrored(const kv_params *p, kv_region r);
 uint64_t kv_copies_max(const kv_params *p);
 uint32_t kv_lane_slots(const kv_params *p, uint64_t lane); /* lane: of a sequence */
 
@@ -297,11 +313,12 @@ static inline size_t kv_lane_at(const kv_store *s, uint32_t layer)
 /* Before lists are written anew that ops may not have read yet. */
 static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err)
 {
-    return s->be->unified ? KVD_OK : s->be->ops->stream_sync(st, err);
+    return s->be->unified ? KVD_OK : kv_step_wait(s, st, err);
 }
 
 /* kv_pack.c.  list_up: one record that comes up, from src (in the host tier) to dst (in the pool);
- * lane counts inside the sequence; returns n + 1.  copy_up: n listed records.  pack_layer: all
+ * lane counts inside the sequence; returns n + 1.  copy_up: n listed records; bring: the same from
+ * other memory.  pack_layer: all
  * lanes of a layer of block b, which is raw at pool offset `at`, to s->packed; pack_lane: one of
  * them to dst; with their parameters.  unpack_run: n records of a block
  * from number `chunk` on, which lie packed at the end of their room in the pool (kv_packed_at()).
@@ -309,6 +326,8 @@ static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err
 uint64_t   kv_list_up(const kv_store *s, const kv_copies *list, uint32_t seq, uint32_t lane,
                       uint32_t chunk, uint64_t src, uint64_t dst, uint64_t n);
 kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64_t n, kvd_err *err);
+kvd_status kv_bring(kv_store *s, kvd_stream *st, const kv_copies *list, const void *from,
+                    uint64_t n, kvd_err *err);
 kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                          uint64_t at, kvd_err *err);
 kvd_status kv_pack_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t b,
@@ -318,10 +337,18 @@ kvd_status kv_unpack_run(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lan
 kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                          uint64_t at, kvd_err *err);
 
+/* kv_leave.c.  leave_layer: the stage is written anew behind what leaves.  leave_end: all is down.
+ */
+kvd_status kv_leave_open(kv_store *s, kvd_err *err);
+void       kv_leave_close(kv_store *s);
+kvd_status kv_leave_layer(kv_store *s, kvd_stream *st, kvd_err *err);
+kvd_status kv_leave_end(kv_store *s, kvd_err *err);
+
 /* kv_seal.c (map: host records where there is room for them, if `host`).
  * map, unmap: takes and gives back what sealed block number b holds besides its raw block.
  * index_layer: landmarks of n blocks that lie anywhere.
  * move_down: a layer's lanes of blocks [first, end), at layer_at[b], go to their host records.
+ * send_down: the same for raw records of a prompt on the stage, by the late list.
  * keep_packed: the same for lanes that lie packed already (kv_packed_at()); all have places.
  * seal_layer: blocks [first, end) of a layer, at layer_at[b] (block[] and l say so to kernels), are
  *   indexed, stored and packed.
@@ -334,6 +361,8 @@ kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd
                           const uint64_t *block, const uint64_t *iblock, uint32_t n, kvd_err *err);
 kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
                         uint32_t end, const uint64_t *layer_at, kvd_err *err);
+kvd_status kv_send_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
+                        uint32_t end, kvd_err *err);
 kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                           uint64_t at, kvd_err *err);
 kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,

@@ -3,6 +3,8 @@
  * while ops run and at no other time. */
 #include "support/split.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -43,6 +45,14 @@ static size_t                 n_task, n_task_max;
 static bool                   recording;
 static size_t                 graph_at; /* of tasks: the first that is recorded */
 static uint64_t               n_run;    /* of graphs */
+static uint64_t               memory_total, memory_context, scratch, pinned;
+
+/* A thread that runs all that has been put off, since somebody has asked whether it is done. */
+static pthread_t   device;
+static bool        busy;
+static atomic_bool over;
+static kvd_status  over_status;
+static kvd_err     over_err;
 
 static void check(bool ok)
 {
@@ -66,8 +76,16 @@ static void *copy_of(const void *args, size_t bytes)
     return memcpy(p, args, bytes);
 }
 
+static void settle(void)
+{
+    check(pthread_join(device, NULL) == 0);
+    busy = false;
+}
+
 static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes)
 {
+    if (busy) /* what was given before has to have run; a failure shows when it is waited for */
+        settle();
     if (n_task == n_task_max) {
         n_task_max = 2 * n_task_max + 64;
         tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
@@ -77,7 +95,7 @@ static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t b
     return KVD_OK;
 }
 
-static kvd_status run_all(kvd_err *err)
+static kvd_status run_tasks(kvd_err *err)
 {
     kvd_status rc = KVD_OK;
 
@@ -91,6 +109,40 @@ static kvd_status run_all(kvd_err *err)
     n_task = 0;
     allow(PROT_NONE);
     return rc;
+}
+
+static void *device_main(void *unused)
+{
+    (void)unused;
+    over_status = run_tasks(&over_err);
+    atomic_store(&over, true);
+    return NULL;
+}
+
+/* As a GPU's event: what was given runs meanwhile. */
+static kvd_status split_event_poll(const kvd_event *ev, kvd_err *err)
+{
+    (void)ev;
+    if (!busy && n_task == 0)
+        return KVD_OK;
+    if (!busy) {
+        atomic_store(&over, false);
+        busy = true;
+        check(pthread_create(&device, NULL, device_main, NULL) == 0);
+    }
+    if (!atomic_load(&over))
+        return kvd_fail(err, KVD_E_BUSY, 0, "not yet");
+    return over_status == KVD_OK ? KVD_OK : kvd_fail(err, over_status, 0, "%s", over_err.msg);
+}
+
+static kvd_status run_all(kvd_err *err)
+{
+    const kvd_status st = busy ? (settle(), over_status) : over_status;
+
+    over_status = KVD_OK;
+    if (st != KVD_OK && err)
+        *err = over_err;
+    return st == KVD_OK ? run_tasks(err) : st;
 }
 
 static kvd_status split_sync(kvd_stream *st, kvd_err *err)
@@ -112,6 +164,8 @@ static kvd_status split_graph_begin(kvd_stream *st, kvd_err *err)
     (void)st;
     (void)err;
     check(!recording);
+    if (busy)
+        settle();
     recording = true;
     graph_at  = n_task;
     return KVD_OK;
@@ -169,6 +223,7 @@ WRAP(matmul)
 WRAP(rope)
 WRAP(swiglu)
 WRAP(kv_append)
+WRAP(qkv_finish)
 WRAP(attn)
 WRAP(index_build)
 WRAP(zone_build)
@@ -178,10 +233,12 @@ WRAP(attn_zone)
 WRAP(window)
 WRAP(window_spans)
 WRAP(choose)
+WRAP(window_post)
 WRAP(window_fetch)
 WRAP(record_copy)
 WRAP(record_pack)
 WRAP(record_unpack)
+WRAP(best)
 
 static kvd_status run_copy(kvd_stream *st, const void *args, kvd_err *err)
 {
@@ -215,13 +272,40 @@ static kvd_status split_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t
     return put_off(st, run_fill, &a, sizeof(a));
 }
 
+static void split_memory(const kvd_backend *be, kvd_device_memory *out)
+{
+    (void)be;
+    *out = (kvd_device_memory){
+        .total = memory_total, .context = memory_context, .scratch = scratch, .pinned = pinned
+    };
+    for (int i = 0; i < N_MAX; i++)
+        out->held += held[i].bytes;
+    out->used = out->context + out->held + out->scratch;
+    out->free = out->total > out->used ? out->total - out->used : 0;
+}
+
+void split_set_memory(uint64_t total, uint64_t context)
+{
+    memory_total   = total;
+    memory_context = context;
+}
+
+static kvd_status split_reserve(kvd_backend *be, const kvd_backend_limits *lim, kvd_err *err)
+{
+    scratch = kvd_max_u64(scratch, real->reserve_bytes(be, lim));
+    return real->reserve(be, lim, err);
+}
+
 static kvd_status split_alloc(kvd_backend *be, kvd_mem_kind kind, uint64_t bytes, kvd_mem *out,
                               kvd_err *err)
 {
     int i = 0;
 
-    if (kind != KVD_MEM_DEVICE || bytes == 0)
-        return real->mem_alloc(be, kind, bytes, out, err);
+    if (kind != KVD_MEM_DEVICE || bytes == 0) {
+        KVD_TRY(real->mem_alloc(be, kind, bytes, out, err));
+        pinned += kind == KVD_MEM_PINNED ? bytes : 0;
+        return KVD_OK;
+    }
     while (held[i].ptr)
         check(++i < N_MAX);
     out->ptr = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -244,6 +328,7 @@ static void split_free(kvd_backend *be, kvd_mem *m)
             return;
         }
     }
+    pinned -= m->kind == KVD_MEM_PINNED ? m->bytes : 0;
     real->mem_free(be, m);
 }
 
@@ -258,6 +343,7 @@ void split_begin(kvd_backend *be)
     split_ops.rope          = split_rope;
     split_ops.swiglu        = split_swiglu;
     split_ops.kv_append     = split_kv_append;
+    split_ops.qkv_finish    = split_qkv_finish;
     split_ops.attn          = split_attn;
     split_ops.index_build   = split_index_build;
     split_ops.zone_build    = split_zone_build;
@@ -267,10 +353,13 @@ void split_begin(kvd_backend *be)
     split_ops.window        = split_window;
     split_ops.window_spans  = split_window_spans;
     split_ops.choose        = split_choose;
+    split_ops.window_post   = split_window_post;
     split_ops.window_fetch  = split_window_fetch;
     split_ops.record_copy   = split_record_copy;
     split_ops.record_pack   = split_record_pack;
     split_ops.record_unpack = split_record_unpack;
+    split_ops.best          = split_best;
+    split_ops.event_poll    = split_event_poll;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
     split_ops.stream_sync   = split_sync;
@@ -281,9 +370,14 @@ void split_begin(kvd_backend *be)
     split_ops.graph_close   = split_graph_close;
     split_ops.mem_alloc     = split_alloc;
     split_ops.mem_free      = split_free;
+    split_ops.memory        = split_memory;
+    split_ops.reserve       = split_reserve;
     be->ops                 = &split_ops;
     be->unified             = false;
     n_run                   = 0;
+    scratch = pinned = 0;
+    memory_total     = 1ull << 60;
+    memory_context   = 0;
 }
 
 uint64_t split_graph_runs(void)

@@ -14,5 +14,8 @@ void split_begin(kvd_backend *be);
 void split_end(kvd_backend *be); /* all that was allocated in between has been freed */
 
 uint64_t split_graph_runs(void); /* since split_begin() */
+/* What its device has in all, of which `context` is nobody's; without it, more than anybody asks
+ * for.  Not enforced: what is held can be more. */
+void split_set_memory(uint64_t total, uint64_t context);
 
 #endif

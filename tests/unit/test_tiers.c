@@ -18,6 +18,7 @@ enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420, 
 static kvd_err       err;
 static const char   *fast = "cpu"; /* --backend NAME: another in its place */
 static kvd_kv_record record;       /* of all sessions */
+static uint32_t      n_batch = N_BATCH;
 
 static kvd_model *open_model(const char *name, const char *backend)
 {
@@ -46,7 +47,7 @@ static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, ui
 
     p.n_ctx     = N_CTX;
     p.n_seq     = n_seq;
-    p.n_batch   = N_BATCH;
+    p.n_batch   = n_batch;
     p.n_logits  = N_BATCH;
     p.attention = a;
     p.kv_record = record;
@@ -383,7 +384,10 @@ static void test_same_text_split(void **state)
     record   = KVD_KV_RECORD_INT8;
     a.attend = KVD_ATTEND_SELECTED;
     same_text(m, &a);
-    record = KVD_KV_RECORD_SAME;
+    record  = KVD_KV_RECORD_SAME;
+    n_batch = 0; /* prompts in larger pieces than batches */
+    same_text(m, &a);
+    n_batch = N_BATCH;
     split_end(m->be);
     kvd_model_close(m);
 }
@@ -584,6 +588,72 @@ static void test_sequences_do_not_mix(void **state)
     kvd_model_close(m);
 }
 
+static void pick(kvd_sampler *sm, const kvd_session *s, int32_t *token)
+{
+    if (kvd_sampler_pick(sm, s, 0, token, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+}
+
+/* Tokens picked from the best that a step kept are those picked from all of its logits; each step
+ * keeps what it is asked to keep, recorded or not. */
+static void same_picks(kvd_model *m, const kvd_attention_params *a)
+{
+    kvd_session       *s = open_session(m, a, 1, false), *r = open_session(m, a, 1, false);
+    kvd_sampler_params p = KVD_SAMPLER_PARAMS_INIT;
+    kvd_sampler       *sm[2][2]; /* [of s or r][greedy, by chance] */
+    int32_t            t[2];
+
+    for (int i = 0; i < 4; i++) {
+        p.temperature = i % 2 ? 1.5f : 0.0f;
+        assert_int_equal(kvd_sampler_open(&sm[i / 2][i % 2], m, &p, &err), KVD_OK);
+        assert_int_equal(kvd_sampler_n_best(sm[i / 2][i % 2]), i % 2 ? 40 : 1);
+    }
+    prefill(s, 0, N_PROMPT, 0);
+    prefill(r, 0, N_PROMPT, 0);
+    for (uint32_t i = 0; i < 60; i++) {
+        const uint32_t by = i % 3 != 0;
+        kvd_batch      b  = KVD_BATCH_INIT;
+
+        pick(sm[0][by], s, &t[0]);
+        pick(sm[1][by], r, &t[1]);
+        assert_int_equal(t[0], t[1]);
+        b.n_token = 1;
+        b.token   = &t[0];
+        assert_int_equal(kvd_eval(r, &b, &err), KVD_OK);
+        b.n_best = i % 5 == 0 ? 0 : kvd_sampler_n_best(sm[0][(i + 1) % 3 != 0]);
+        assert_int_equal(kvd_eval(s, &b, &err), KVD_OK);
+        assert_true((kvd_logits(s, 0) == NULL) == (b.n_best > 0));
+        if (b.n_best == 1)
+            assert_int_equal(kvd_sampler_pick(sm[0][1], s, 0, &t[0], &err), KVD_E_INVAL);
+        if (b.n_best > 0)
+            assert_int_equal(kvd_sampler_pick(sm[0][0], s, 1, &t[0], &err), KVD_E_INVAL);
+        b.n_best = 129;
+        assert_int_equal(kvd_eval(s, &b, &err), KVD_E_INVAL);
+    }
+    for (int i = 0; i < 4; i++)
+        kvd_sampler_close(sm[i / 2][i % 2]);
+    kvd_session_close(s);
+    kvd_session_close(r);
+}
+
+static void test_picks(void **state)
+{
+    const kvd_attention_params dense = KVD_ATTENTION_PARAMS_INIT, few = sparse(64, 2.0f);
+    kvd_model                 *m = open_model("llama", fast);
+
+    (void)state;
+    same_picks(m, &dense);
+    same_picks(m, &few);
+    kvd_model_close(m);
+    m = open_model("llama", "cpu");
+    split_begin(m->be);
+    same_picks(m, &dense);
+    assert_true(split_graph_runs() > 0);
+    same_picks(m, &few);
+    split_end(m->be);
+    kvd_model_close(m);
+}
+
 /* Sequences that come and go there, batches in any order, rows without logits. */
 static void test_split_sequences(void **state)
 {
@@ -705,6 +775,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_whole_budget_is_dense),
         cmocka_unit_test(test_sequences_do_not_mix),
         cmocka_unit_test(test_split_sequences),
+        cmocka_unit_test(test_picks),
         cmocka_unit_test(test_canceled_prompt),
         cmocka_unit_test(test_set_attention),
     };

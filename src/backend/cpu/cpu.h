@@ -60,6 +60,7 @@ kvd_status cpu_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err);
 
 /* cpu_window_lists.c: likewise */
 kvd_status cpu_window_spans(kvd_stream *st, const kvd_window_spans_args *a, kvd_err *err);
+kvd_status cpu_window_post(kvd_stream *st, const kvd_window_post_args *a, kvd_err *err);
 kvd_status cpu_window_fetch(kvd_stream *st, const kvd_window_fetch_args *a, kvd_err *err);
 
 /* cpu_elem.c */
@@ -68,6 +69,10 @@ kvd_status cpu_rms_norm(kvd_stream *st, const kvd_rms_norm_args *a, kvd_err *err
 kvd_status cpu_head_norm(kvd_stream *st, const kvd_head_norm_args *a, kvd_err *err);
 kvd_status cpu_rope(kvd_stream *st, const kvd_rope_args *a, kvd_err *err);
 kvd_status cpu_swiglu(kvd_stream *st, const kvd_swiglu_args *a, kvd_err *err);
+
+/* cpu_fused.c; best serves "ref" as well */
+kvd_status cpu_qkv_finish(kvd_stream *st, const kvd_qkv_finish_args *a, kvd_err *err);
+kvd_status cpu_best(kvd_stream *st, const kvd_best_args *a, kvd_err *err);
 
 /* cpu_ref.c: the oracle's ops; "ref" reuses memory, streams and events of cpu_backend.c */
 extern const kvd_backend_ops cpu_ref_ops, cpu_ops;

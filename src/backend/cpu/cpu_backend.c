@@ -120,6 +120,13 @@ static void cpu_mem_free(kvd_backend *b, kvd_mem *m)
     *m = (kvd_mem){ 0 };
 }
 
+/* None of its own. */
+static void cpu_memory(const kvd_backend *b, kvd_device_memory *out)
+{
+    (void)b;
+    *out = (kvd_device_memory){ 0 };
+}
+
 static kvd_status cpu_copy(kvd_stream *st, kvd_mem dst, uint64_t dst_off, kvd_mem src,
                            uint64_t src_off, uint64_t bytes, kvd_err *err)
 {
@@ -196,10 +203,11 @@ static kvd_status cpu_event_pass(kvd_event *ev, kvd_stream *st, kvd_err *err)
     return KVD_OK;
 }
 
-static bool cpu_event_done(const kvd_event *ev)
+static kvd_status cpu_event_poll(const kvd_event *ev, kvd_err *err)
 {
     (void)ev;
-    return true;
+    (void)err;
+    return KVD_OK;
 }
 
 /* ---- graphs: none ---------------------------------------------------------------- */
@@ -266,8 +274,8 @@ static kvd_status cpu_ref_choose(kvd_stream *st, const kvd_choose_args *a, kvd_e
     .reserve = cpu_reserve, .mem_alloc = cpu_mem_alloc, .mem_free = cpu_mem_free,                 \
     .stream_open = cpu_stream_open, .stream_close = cpu_stream_close,                             \
     .stream_sync = cpu_stream_sync, .event_open = cpu_event_open, .event_close = cpu_event_close, \
-    .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_done = cpu_event_done,   \
-    .copy = cpu_copy, .fill = cpu_fill, .graph_begin = cpu_graph_begin,                           \
+    .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_poll = cpu_event_poll,   \
+    .memory = cpu_memory, .copy = cpu_copy, .fill = cpu_fill, .graph_begin = cpu_graph_begin,     \
     .graph_end = cpu_graph_end, .graph_run = cpu_graph_run, .graph_close = cpu_graph_close
 
 const kvd_backend_ops cpu_ops = {
@@ -280,15 +288,18 @@ const kvd_backend_ops cpu_ops = {
     .rope          = cpu_rope,
     .swiglu        = cpu_swiglu,
     .kv_append     = cpu_kv_append,
+    .qkv_finish    = cpu_qkv_finish,
     .attn          = cpu_attn,
     .attn_span     = cpu_attn_span,
     .attn_zone     = cpu_attn_zone,
     .window        = cpu_window,
     .window_spans  = cpu_window_spans,
+    .window_post   = cpu_window_post,
     .window_fetch  = cpu_window_fetch,
     .record_copy   = cpu_record_copy,
     .record_pack   = cpu_record_pack,
     .record_unpack = cpu_record_unpack,
+    .best          = cpu_best,
     .index_build   = cpu_index_build,
     .zone_build    = cpu_zone_build,
     .select        = cpu_select,
@@ -305,15 +316,18 @@ const kvd_backend_ops cpu_ref_ops = {
     .rope          = cpu_ref_rope,
     .swiglu        = cpu_ref_swiglu,
     .kv_append     = cpu_ref_kv_append,
+    .qkv_finish    = cpu_ref_qkv_finish,
     .attn          = cpu_ref_attn,
     .attn_span     = cpu_ref_attn_span,
     .attn_zone     = cpu_ref_attn_zone,
     .window        = cpu_window,
     .window_spans  = cpu_window_spans,
+    .window_post   = cpu_window_post,
     .window_fetch  = cpu_window_fetch,
     .record_copy   = cpu_ref_record_copy,
     .record_pack   = cpu_ref_record_pack,
     .record_unpack = cpu_ref_record_unpack,
+    .best          = cpu_best,
     .index_build   = cpu_index_build,
     .zone_build    = cpu_zone_build,
     .select        = cpu_ref_select,
