@@ -394,15 +394,14 @@ kvd_status kv_zone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_er
 kvd_status kv_clear_windows(kv_store *s, kvd_stream *st, uint32_t seq, kvd_err *err);
 void       kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
                          const kvd_select_result *chosen, const kvd_window_result *change);
-kvd_status kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
-                           const kvd_attn_span *span, bool first, float *lse, float *out,
-                           kvd_err *err);
 /* What ops of a layer read of row number i of a step, row `row` of q, of sequence seq; then the
- * ops: attention to the kept set, scores and selection, the window's change. */
+ * ops' arguments: attention to a span (what is merged and asked for is left open), to the kept set,
+ * scores and selection, the window's change. */
 void               kv_list_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint32_t layer);
-kvd_status         kv_attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status         kv_score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status         kv_change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+kvd_attn_span_args kv_span_args(const kv_store *s, const kv_query *q, const kvd_attn_span *span);
+kvd_attn_span_args kv_kept_args(const kv_store *s, const kv_query *q);
+kvd_select_args    kv_select_args(const kv_store *s, const kv_query *q);
+kvd_window_args    kv_window_args(const kv_store *s, const kv_query *q);
 static inline bool kv_refills(const kv_seq *q)
 {
     return q->step == 0;

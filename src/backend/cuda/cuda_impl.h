@@ -162,6 +162,7 @@ kvd_status cuda_index_build(kvd_stream *st, const kvd_index_build_args *a, kvd_e
 kvd_status cuda_zone_build(kvd_stream *st, const kvd_zone_build_args *a, kvd_err *err);
 /* cuda_select.cu */
 kvd_status cuda_select(kvd_stream *st, const kvd_select_args *a, kvd_err *err);
+kvd_status cuda_choose(kvd_stream *st, const kvd_choose_args *a, kvd_err *err);
 /* cuda_span.cu */
 kvd_status cuda_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *err);
 /* cuda_zone.cu */
