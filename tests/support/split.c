@@ -259,6 +259,7 @@ WRAP(attn_span)
 WRAP(attn_zone)
 WRAP(window)
 WRAP(window_spans)
+WRAP(choose)
 WRAP(window_post)
 WRAP(window_fetch)
 WRAP(record_copy)
@@ -377,6 +378,7 @@ void split_begin(kvd_backend *be)
     split_ops.attn_zone     = split_attn_zone;
     split_ops.window        = split_window;
     split_ops.window_spans  = split_window_spans;
+    split_ops.choose        = split_choose;
     split_ops.window_post   = split_window_post;
     split_ops.window_fetch  = split_window_fetch;
     split_ops.record_copy   = split_record_copy;
