@@ -893,7 +893,7 @@ static void test_steps_do_not_wait(void **state)
     close_model(m);
 }
 
-/* --backend NAME: on another backend than the CPU's, in place of both; --split: that alone. */
+/* --backend NAME: on another backend than the CPU's; --split: on that as if it were a GPU's. */
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -919,13 +919,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_one_process_per_directory, make_dir, remove_dir),
     };
 
-    int failed;
-
-    if (argc == 3 && strcmp(argv[1], "--backend") == 0) {
+    if (argc == 3 && strcmp(argv[1], "--backend") == 0)
         backend = argv[2];
-        return cmocka_run_group_tests_name(backend, tests, NULL, NULL);
-    }
-    failed     = argc > 1 ? 0 : cmocka_run_group_tests_name("cpu", tests, NULL, NULL);
-    over_split = true;
-    return failed + cmocka_run_group_tests_name("split", tests, NULL, NULL);
+    over_split = argc == 2 && strcmp(argv[1], "--split") == 0;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
