@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_gym.c - times the CUDA backend's ops by themselves, as CSV: what, type, shape, time, rate.
- * usage: cuda_gym MODULE [quick|full [prefill]]
- * prefill: attention of many rows alone.
+ * usage: cuda_gym MODULE [quick | full [prefill] | products [TYPE]]
+ * prefill: attention of many rows alone; products: those of few tokens alone.
  *
  * A figure is the median of several runs of a graph of many calls; data rotates among enough copies
  * that caches do not hold it.  Rates: bytes that must move (weights; K and V; what is
@@ -19,6 +19,7 @@
 static kvd_backend *be;
 static kvd_stream  *st;
 static bool         quick;
+static const char  *only_type; /* of weights in products; NULL: all */
 
 static void check(kvd_status s, const kvd_err *err)
 {
@@ -147,6 +148,60 @@ static void time_matmul(kvd_dtype type, uint32_t n_row, uint32_t n_col, uint32_t
         2.0 * n_row * n_col * n_token);
 }
 
+/* The products of a step of an 8B model of Llama's third shape, one by one as a step has them. */
+typedef struct step_ctx {
+    kvd_dtype type;
+    uint32_t  n_token;
+    kvd_mem   w, x, y;
+    uint64_t  at, bytes; /* of weights: the next ones, and all so far */
+} step_ctx;
+
+static void step_product(step_ctx *c, uint32_t n_row, uint32_t n_col, uint32_t n_out, bool add)
+{
+    const uint64_t  row = kvd_dtype_row_bytes(c->type, n_col), bytes = row * n_row;
+    kvd_matmul_args a = {
+        .n_token = c->n_token, .n_col = n_col, .n_out = n_out, .x_stride = n_col, .x = c->x.ptr
+    };
+    kvd_err err = { 0 };
+
+    for (uint32_t i = 0; i < n_out; i++) {
+        if (c->at + bytes > c->w.bytes)
+            c->at = 0;
+        a.out[i].w        = (kvd_weight){ c->type, n_row, n_col, row, (uint8_t *)c->w.ptr + c->at };
+        a.out[i].y        = (float *)c->y.ptr + (uint64_t)i * c->n_token * n_row;
+        a.out[i].y_stride = n_row;
+        a.out[i].add      = add;
+        c->at += kvd_align_up(bytes, 256);
+        c->bytes += bytes;
+    }
+    check(be->ops->matmul(st, &a, &err), &err);
+}
+
+static void step_call(void *ctx, uint32_t i)
+{
+    (void)i;
+    for (uint32_t layer = 0; layer < 32; layer++) {
+        step_product(ctx, 6144, 4096, 1, false);
+        step_product(ctx, 4096, 4096, 1, true);
+        step_product(ctx, 14336, 4096, 2, false);
+        step_product(ctx, 4096, 14336, 1, true);
+    }
+    step_product(ctx, 128256, 4096, 1, false);
+}
+
+static void time_step(kvd_dtype type, uint32_t n_token, kvd_mem w, kvd_mem x, kvd_mem y)
+{
+    step_ctx c = { .type = type, .n_token = n_token, .w = w, .x = x, .y = y };
+    char     shape[64];
+    double   s;
+
+    s = time_calls(step_call, &c, 1);
+    snprintf(shape, sizeof(shape), "8B step n=%u", n_token);
+    row("matmul", kvd_dtype_name((uint32_t)type), shape, s, (double)c.bytes,
+        (double)c.bytes / kvd_dtype_get(type)->block_bytes * kvd_dtype_get(type)->block_len * 2.0 *
+            n_token);
+}
+
 static void time_products(void)
 {
     static const kvd_dtype type[]     = { KVD_DTYPE_BF16, KVD_DTYPE_F16,  KVD_DTYPE_F32,
@@ -162,12 +217,16 @@ static void time_products(void)
     for (uint32_t t = 0; t < KVD_COUNTOF(type); t++) {
         const bool main_type = type[t] == KVD_DTYPE_BF16 || type[t] == KVD_DTYPE_Q4_K;
 
+        if (only_type && strcmp(only_type, kvd_dtype_name((uint32_t)type[t])) != 0)
+            continue;
         for (uint32_t i = 0; i < (main_type ? KVD_COUNTOF(shape) : 2); i++)
             time_matmul(type[t], shape[i][0], shape[i][1], 1, w, x, y);
         for (uint32_t n = 2; n <= 8; n *= 2)
             time_matmul(type[t], 14336, 4096, n, w, x, y);
+        for (uint32_t n = 1; n <= (main_type || type[t] == KVD_DTYPE_Q8_0 ? 8 : 0); n *= 2)
+            time_step(type[t], n, w, x, y);
     }
-    for (uint32_t n = 16; n <= (quick ? 128u : 8192u); n *= 8) {
+    for (uint32_t n = 16; n <= (only_type ? 0u : quick ? 128u : 8192u); n *= 8) {
         time_matmul(KVD_DTYPE_BF16, 14336, 4096, n, w, x, y);
         time_matmul(KVD_DTYPE_Q4_K, 14336, 4096, n, w, x, y);
     }
@@ -308,28 +367,32 @@ static void time_copies(void)
 
 int main(int argc, char **argv)
 {
-    const kvd_backend_params p   = { .name = "cuda", .module = argc > 1 ? argv[1] : NULL };
-    const kvd_backend_limits lim = { .n_token   = 8192,
-                                     .n_seq     = 32,
-                                     .n_col     = 14336,
-                                     .n_head    = 64,
-                                     .n_kv_head = 8,
-                                     .head_dim  = 256,
-                                     .n_ctx     = N_CTX };
-    kvd_err                  err = { 0 };
+    const kvd_backend_params p        = { .name = "cuda", .module = argc > 1 ? argv[1] : NULL };
+    const kvd_backend_limits lim      = { .n_token   = 8192,
+                                          .n_seq     = 32,
+                                          .n_col     = 14336,
+                                          .n_head    = 64,
+                                          .n_kv_head = 8,
+                                          .head_dim  = 256,
+                                          .n_ctx     = N_CTX };
+    const bool               products = argc > 2 && strcmp(argv[2], "products") == 0;
+    kvd_err                  err      = { 0 };
 
-    quick = argc > 2 && strcmp(argv[2], "quick") == 0;
+    only_type = products && argc > 3 ? argv[3] : NULL;
+    quick     = products || (argc > 2 && strcmp(argv[2], "quick") == 0);
     check(kvd_backend_open(&be, &p, &err), &err);
     check(be->ops->stream_open(be, &st, &err), &err);
     check(be->ops->reserve(be, &lim, &err), &err);
     fprintf(stderr, "cuda_gym: %s\n", be->isa);
     printf("what,type,shape,us,GB/s,TFLOP/s\n");
-    if (argc <= 3) {
-        time_copies();
+    if (products || argc <= 3)
         time_products();
+    if (!products && argc <= 3) {
+        time_copies();
         time_attention();
     }
-    time_prefill();
+    if (!products)
+        time_prefill();
     be->ops->stream_close(st);
     kvd_backend_close(be);
     return 0;

@@ -2,7 +2,7 @@
 /* sparse_gym.c - times the CUDA backend's sparse ops at the shape of Llama-3-8B: 32 query heads, 8
  * KV heads of 128, chunks of 4, INT4 landmarks with radius, 1.56 % of the tokens selected, windows
  * of twice that.  CSV: op, context, batch, us per op, GB/s of what it must read and write at least.
- * usage: sparse_gym MODULE [quick]
+ * usage: sparse_gym MODULE [quick | CASE]   (CASE: a number, of one case alone)
  *
  * 32 copies of an op are recorded into a graph, each with data of its own as layers have, so that
  * they come from memory and not from the cache.  The median of several runs of the graph counts. */
@@ -82,7 +82,8 @@ typedef struct world {
     uint8_t         *q, *lse, *part, *out, *score, *sel, *result, *change, *stay, *fetch, *into;
     uint8_t         *row, *select, *window, *near, *kept, *src, *dst;
     uint8_t         *host, *pooled;
-    uint64_t         span_bytes; /* of one copy's spans */
+    uint8_t         *place, *listed, *near_list, *urgent_list; /* of a whole layer */
+    uint64_t         span_bytes;                               /* of one copy's spans */
     uint64_t         n_fetch;
 } world;
 
@@ -173,6 +174,17 @@ static void make_spans(world *w, const uint8_t *block)
     kvd_free(rec);
 }
 
+static void make_places(world *w, const uint8_t *block)
+{
+    w->place = device(KVD_MEM_DEVICE, w->batch * sizeof(kvd_window_place));
+    for (uint32_t i = 0; i < w->batch; i++) {
+        const kvd_window_place p = { .block = (const uint64_t *)(const void *)block +
+                                              (uint64_t)i * w->n_block };
+
+        up(w->place + i * sizeof(p), &p, sizeof(p));
+    }
+}
+
 static void make_copies(world *w)
 {
     const uint64_t n   = (uint64_t)w->batch * N_KV * (w->k / 4) + 1;
@@ -207,16 +219,19 @@ static void make_outputs(world *w)
     w->row = device(KVD_MEM_DEVICE, w->batch * sizeof(uint32_t));
     for (uint32_t i = 0; i < w->batch; i++)
         up(w->row + i * sizeof(i), &i, sizeof(i));
-    w->lse    = device(KVD_MEM_DEVICE, (uint64_t)w->batch * N_HEAD * 4);
-    w->out    = device(KVD_MEM_DEVICE, (uint64_t)w->batch * N_HEAD * DIM * 4);
-    w->part   = device(KVD_MEM_DEVICE, lanes * kvd_attn_part_floats(N_HEAD / N_KV, DIM) * 4);
-    w->score  = device(KVD_MEM_DEVICE, lanes * w->n_chunk * 4);
-    w->sel    = device(KVD_MEM_DEVICE, lanes * w->slots * 4);
-    w->stay   = device(KVD_MEM_DEVICE, lanes * w->slots * 4);
-    w->fetch  = device(KVD_MEM_DEVICE, lanes * w->slots * 4);
-    w->into   = device(KVD_MEM_DEVICE, lanes * w->slots * 4);
-    w->result = device(KVD_MEM_DEVICE, all * sizeof(kvd_select_result));
-    w->change = device(KVD_MEM_DEVICE, all * sizeof(kvd_window_result));
+    w->lse         = device(KVD_MEM_DEVICE, (uint64_t)w->batch * N_HEAD * 4);
+    w->out         = device(KVD_MEM_DEVICE, (uint64_t)w->batch * N_HEAD * DIM * 4);
+    w->part        = device(KVD_MEM_DEVICE, lanes * kvd_attn_part_floats(N_HEAD / N_KV, DIM) * 4);
+    w->score       = device(KVD_MEM_DEVICE, lanes * w->n_chunk * 4);
+    w->sel         = device(KVD_MEM_DEVICE, lanes * w->slots * 4);
+    w->stay        = device(KVD_MEM_DEVICE, lanes * w->slots * 4);
+    w->fetch       = device(KVD_MEM_DEVICE, lanes * w->slots * 4);
+    w->into        = device(KVD_MEM_DEVICE, lanes * w->slots * 4);
+    w->result      = device(KVD_MEM_DEVICE, all * sizeof(kvd_select_result));
+    w->change      = device(KVD_MEM_DEVICE, all * sizeof(kvd_window_result));
+    w->listed      = device(KVD_MEM_DEVICE, 2 * lanes * sizeof(kvd_attn_span));
+    w->near_list   = device(KVD_MEM_DEVICE, lanes * w->slots * 8);
+    w->urgent_list = device(KVD_MEM_DEVICE, lanes * w->slots * 8);
 }
 
 /* Blocks of one sequence after another; all copies read the same keys, but an index of their own.
@@ -283,6 +298,7 @@ static world world_of(uint32_t ctx, uint32_t batch)
     kvd_free(m.ptr);
     make_seqs(&w, iblock, ema, slot_of, chunk_of, stamp, dk, dcap);
     make_spans(&w, block);
+    make_places(&w, block);
     make_copies(&w);
     for (uint32_t i = 0; i < N_OP; i++) {
         kvd_index_build_args a = { .n_block = batch * w.n_block,
@@ -300,42 +316,76 @@ static world world_of(uint32_t ctx, uint32_t batch)
 
 /* ---- ops ------------------------------------------------------------------------------------- */
 
+static kvd_select_args select_args(const world *w, uint32_t i)
+{
+    const uint64_t off = (uint64_t)i * N_KV * w->ix.head_stride;
+
+    return (kvd_select_args){ .n_seq  = w->batch,
+                              .n_head = N_HEAD,
+                              .seq    = (const kvd_select_seq *)(const void *)w->select +
+                                     (uint64_t)i * w->batch,
+                              .index    = { w->ix.desc, N_KV, off, w->ix.head_stride, w->ix.pool },
+                              .q_stride = N_HEAD * DIM,
+                              .lse_stride  = N_HEAD,
+                              .lane_stride = w->n_chunk,
+                              .sel_stride  = w->slots,
+                              .q           = (const float *)(const void *)w->q,
+                              .kept_lse    = (const float *)(const void *)w->lse,
+                              .result      = (kvd_select_result *)(void *)w->result,
+                              .scale       = 1.0f / sqrtf((float)DIM),
+                              .alpha       = 0.5f };
+}
+
 static void op_select(const world *w, uint32_t i)
 {
-    const uint64_t        off = (uint64_t)i * N_KV * w->ix.head_stride;
-    const kvd_select_args a   = { .n_seq  = w->batch,
-                                  .n_head = N_HEAD,
-                                  .seq    = (const kvd_select_seq *)(const void *)w->select +
-                                         (uint64_t)i * w->batch,
-                                  .index = { w->ix.desc, N_KV, off, w->ix.head_stride, w->ix.pool },
-                                  .q_stride    = N_HEAD * DIM,
-                                  .lse_stride  = N_HEAD,
-                                  .lane_stride = w->n_chunk,
-                                  .sel_stride  = w->slots,
-                                  .q           = (const float *)(const void *)w->q,
-                                  .kept_lse    = (const float *)(const void *)w->lse,
-                                  .result      = (kvd_select_result *)(void *)w->result,
-                                  .scale       = 1.0f / sqrtf((float)DIM),
-                                  .alpha       = 0.5f };
+    const kvd_select_args a   = select_args(w, i);
     kvd_err               err = { 0 };
 
     check(be->ops->select(st, &a, &err), &err);
 }
 
+static kvd_window_args window_args(const world *w, uint32_t i)
+{
+    return (kvd_window_args){ .n_seq     = w->batch,
+                              .n_kv_head = N_KV,
+                              .seq       = (const kvd_window_seq *)(const void *)w->window +
+                                     (uint64_t)i * w->batch,
+                              .select      = (const kvd_select_result *)(const void *)w->result,
+                              .result      = (kvd_window_result *)(void *)w->change,
+                              .lane_stride = w->n_chunk,
+                              .slot_stride = w->slots,
+                              .sel_stride  = w->slots };
+}
+
 static void op_window(const world *w, uint32_t i)
 {
-    const kvd_window_args a   = { .n_seq     = w->batch,
-                                  .n_kv_head = N_KV,
-                                  .seq       = (const kvd_window_seq *)(const void *)w->window +
-                                         (uint64_t)i * w->batch,
-                                  .select      = (const kvd_select_result *)(const void *)w->result,
-                                  .result      = (kvd_window_result *)(void *)w->change,
-                                  .lane_stride = w->n_chunk,
-                                  .slot_stride = w->slots,
-                                  .sel_stride  = w->slots };
+    const kvd_window_args a   = window_args(w, i);
     kvd_err               err = { 0 };
 
     check(be->ops->window(st, &a, &err), &err);
+}
+
+/* Records in place. */
+static kvd_window_spans_args spans_args(const world *w, const kvd_choose_args *a)
+{
+    kvd_attn_span *span = (kvd_attn_span *)(void *)w->listed;
+
+    return (kvd_window_spans_args){ .n_seq       = w->batch,
+                                    .n_kv_head   = N_KV,
+                                    .seq         = a->window.seq,
+                                    .place       = (const kvd_window_place *)(const void *)w->place,
+                                    .select      = a->window.select,
+                                    .change      = a->window.result,
+                                    .kv          = w->kv,
+                                    .lane_stride = w->n_chunk,
+                                    .slot_stride = w->slots,
+                                    .sel_stride  = w->slots,
+                                    .list_stride = w->slots,
+                                    .near        = (uint64_t *)(void *)w->near_list,
+                                    .urgent      = (uint64_t *)(void *)w->urgent_list,
+                                    .near_span   = span,
+                                    .urgent_span = span + w->batch * N_KV,
+                                    .in_place    = true };
 }
 
 static void op_select_window(const world *w, uint32_t i)
@@ -344,23 +394,28 @@ static void op_select_window(const world *w, uint32_t i)
     op_window(w, i);
 }
 
+static kvd_attn_span_args span_args(const world *w, const uint8_t *spans, uint32_t i, bool first)
+{
+    return (kvd_attn_span_args){ .n_row  = w->batch,
+                                 .n_head = N_HEAD,
+                                 .kv     = w->kv,
+                                 .row    = (const uint32_t *)(const void *)w->row,
+                                 .span   = (const kvd_attn_span *)(const void *)spans +
+                                         (uint64_t)i * w->batch * N_KV,
+                                 .q_stride   = N_HEAD * DIM,
+                                 .out_stride = N_HEAD * DIM,
+                                 .lse_stride = N_HEAD,
+                                 .q          = (const float *)(const void *)w->q,
+                                 .part       = (float *)(void *)w->part,
+                                 .lse        = first ? (float *)(void *)w->lse : NULL,
+                                 .out        = first ? NULL : (float *)(void *)w->out,
+                                 .scale      = 1.0f / sqrtf((float)DIM),
+                                 .first      = first };
+}
+
 static void span_of(const world *w, const uint8_t *spans, uint32_t i, bool first)
 {
-    const kvd_attn_span_args a   = { .n_row  = w->batch,
-                                     .n_head = N_HEAD,
-                                     .kv     = w->kv,
-                                     .row    = (const uint32_t *)(const void *)w->row,
-                                     .span   = (const kvd_attn_span *)(const void *)spans +
-                                             (uint64_t)i * w->batch * N_KV,
-                                     .q_stride   = N_HEAD * DIM,
-                                     .out_stride = N_HEAD * DIM,
-                                     .lse_stride = N_HEAD,
-                                     .q          = (const float *)(const void *)w->q,
-                                     .part       = (float *)(void *)w->part,
-                                     .lse        = first ? (float *)(void *)w->lse : NULL,
-                                     .out        = first ? NULL : (float *)(void *)w->out,
-                                     .scale      = 1.0f / sqrtf((float)DIM),
-                                     .first      = first };
+    const kvd_attn_span_args a   = span_args(w, spans, i, first);
     kvd_err                  err = { 0 };
 
     check(be->ops->attn_span(st, &a, &err), &err);
@@ -374,6 +429,22 @@ static void op_kept(const world *w, uint32_t i)
 static void op_near(const world *w, uint32_t i)
 {
     span_of(w, w->near, i, false);
+}
+
+/* All of a layer: attention to the kept set, selection, the window, attention to that and to the
+ * keys that came (none: a call for nothing). */
+static void op_layer(const world *w, uint32_t i)
+{
+    kvd_choose_args    a    = { .kept   = span_args(w, w->kept, i, true),
+                                .select = select_args(w, i),
+                                .window = window_args(w, i) };
+    kvd_attn_span_args near = span_args(w, w->listed, 0, false);
+    kvd_err            err  = { 0 };
+
+    a.spans   = spans_args(w, &a);
+    near.then = near.span + w->batch * N_KV;
+    check(be->ops->choose(st, &a, &err), &err);
+    check(be->ops->attn_span(st, &near, &err), &err);
 }
 
 static void op_copy(const world *w, uint32_t i)
@@ -441,16 +512,22 @@ static void run_case(uint32_t ctx, uint32_t batch)
     measure(&w, "select+window", op_select_window, index + chunks * 8);
     measure(&w, "attn_span kept", op_kept, lanes * 304.0 * token);
     measure(&w, "attn_span window", op_near, lanes * w.slots * CHUNK * token);
+    measure(&w, "all of a layer", op_layer,
+            index + chunks * 8 + lanes * (304.0 + w.slots / 2.0 * CHUNK) * token);
     measure(&w, "record_copy from host", op_copy, (double)w.n_fetch * (double)w.kv.record_bytes);
 }
 
 int main(int argc, char **argv)
 {
-    static const uint32_t ctx[] = { 32768, 122880 }, batch[] = { 1, 8 };
-    const int             n   = argc > 2 && strcmp(argv[2], "quick") == 0 ? 1 : 4;
-    kvd_err               err = { 0 };
+    static const struct {
+        uint32_t ctx, batch;
+    } cases[]        = { { 32768, 1 }, { 122880, 1 }, { 32768, 8 }, { 61440, 8 }, { 122880, 8 } };
+    const bool quick = argc > 2 && strcmp(argv[2], "quick") == 0;
+    const int  first = argc > 2 && !quick ? (int)strtol(argv[2], NULL, 10) : 0;
+    const int  end   = argc > 2 ? first + 1 : (int)KVD_COUNTOF(cases);
+    kvd_err    err   = { 0 };
 
-    for (int i = 0; i < n; i++) {
+    for (int i = first; i < end && i < (int)KVD_COUNTOF(cases); i++) {
         const kvd_backend_params p = { .name = "cuda", .module = argc > 1 ? argv[1] : NULL };
         const kvd_backend_limits l = { .n_token   = 8,
                                        .n_seq     = 8,
@@ -458,9 +535,9 @@ int main(int argc, char **argv)
                                        .n_head    = N_HEAD,
                                        .n_kv_head = N_KV,
                                        .head_dim  = DIM,
-                                       .n_ctx     = ctx[i % 2],
-                                       .n_chunk   = ctx[i % 2] / CHUNK,
-                                       .n_slot    = ctx[i % 2] / CHUNK / 32 };
+                                       .n_ctx     = cases[i].ctx,
+                                       .n_chunk   = cases[i].ctx / CHUNK,
+                                       .n_slot    = cases[i].ctx / CHUNK / 32 };
 
         if (kvd_backend_open(&be, &p, &err) != KVD_OK) {
             printf("skipped: %s\n", err.msg);
@@ -468,9 +545,9 @@ int main(int argc, char **argv)
         }
         check(be->ops->stream_open(be, &st, &err), &err);
         check(be->ops->reserve(be, &l, &err), &err);
-        if (i == 0)
+        if (i == first)
             printf("op,context,batch,us,GB/s\n");
-        run_case(ctx[i % 2], batch[i / 2]);
+        run_case(cases[i].ctx, cases[i].batch);
         be->ops->stream_close(st);
         kvd_backend_close(be);
     }

@@ -343,6 +343,7 @@ typedef struct kvd_attn_span_args {
     kvd_kv_layout        kv;   /* lane_off and head_stride serve blocks only */
     const uint32_t      *row;  /* [n_row] of q, out and lse */
     const kvd_attn_span *span; /* [n_row][n_kv_head] */
+    const kvd_attn_span *then; /* likewise, behind span as by a call of its own; NULL: nothing */
     uint64_t             q_stride, out_stride, lse_stride;
     const float         *q;    /* [row][n_head][head_dim] after RoPE */
     float               *part; /* in, out [n_row][n_kv_head][kvd_attn_part_floats()] */
@@ -505,6 +506,15 @@ typedef struct kvd_window_spans_args {
     bool                     in_place, selected;
 } kvd_window_spans_args;
 
+/* All that stands before a sparse step's fetches: attn_span kept, select, window, window_spans, as
+ * one behind the other, over the same lanes. */
+typedef struct kvd_choose_args {
+    kvd_attn_span_args    kept;
+    kvd_select_args       select;
+    kvd_window_args       window;
+    kvd_window_spans_args spans;
+} kvd_choose_args;
+
 /* How records lie below the device.  INTn: asymmetric codes, K with a scale and a minimum in
  * binary16 per channel over KVD_RECORD_GROUP tokens, V per token; these parameters lie apart, one
  * run for each lane of a block.  Measured on Qwen2.5 0.5B, 2,304 tokens, error of attention's
@@ -650,7 +660,7 @@ typedef struct kvd_device_memory {
     uint64_t used;          /* by how much free has sunk since before the backend was opened */
 } kvd_device_memory;
 
-#define KVD_BACKEND_ABI 5
+#define KVD_BACKEND_ABI 6
 typedef struct kvd_backend_ops {
     uint32_t    abi;
     const char *name;
@@ -711,6 +721,7 @@ typedef struct kvd_backend_ops {
     kvd_status (*attn_zone)(kvd_stream *, const kvd_attn_zone_args *, kvd_err *);
     kvd_status (*window)(kvd_stream *, const kvd_window_args *, kvd_err *);
     kvd_status (*window_spans)(kvd_stream *, const kvd_window_spans_args *, kvd_err *);
+    kvd_status (*choose)(kvd_stream *, const kvd_choose_args *, kvd_err *);
     kvd_status (*window_post)(kvd_stream *, const kvd_window_post_args *, kvd_err *);
     kvd_status (*window_fetch)(kvd_stream *, const kvd_window_fetch_args *, kvd_err *);
     kvd_status (*record_copy)(kvd_stream *, const kvd_record_copy_args *, kvd_err *);

@@ -194,30 +194,26 @@ static kvd_status start_late(kv_store *s, kvd_stream *st, const kv_query *q, kvd
 
 /* ---- the stages ------------------------------------------------------------------------ */
 
-static kvd_status list_spans(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+static kvd_window_spans_args spans_args(const kv_store *s, const kv_query *q)
 {
-    const kvd_window_spans_args a = { .n_seq     = q->n_row,
-                                      .n_kv_head = s->params.n_kv_head,
-                                      .seq   = kv_dev(s, s->step.window + kv_seq_at(s, q->layer)),
-                                      .place = kv_dev(s, s->step.place + kv_seq_at(s, q->layer)),
-                                      .select =
-                                          kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
-                                      .change =
-                                          kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
-                                      .kv          = kv_layout(s, q->layer),
-                                      .slot_off    = s->sinks * s->layout.record_bytes,
-                                      .lane_stride = s->n_chunk_max,
-                                      .slot_stride = s->slots_max,
-                                      .sel_stride  = s->slots_max,
-                                      .list_stride = s->slots_max,
-                                      .near        = s->step.near,
-                                      .urgent      = s->step.urgent,
-                                      .near_span   = s->step.near_span,
-                                      .urgent_span = s->step.urgent_span,
-                                      .in_place    = s->sizes.resident,
-                                      .selected    = s->policy.selected };
-
-    return s->be->ops->window_spans(st, &a, err);
+    return (kvd_window_spans_args){ .n_seq     = q->n_row,
+                                    .n_kv_head = s->params.n_kv_head,
+                                    .seq       = kv_dev(s, s->step.window + kv_seq_at(s, q->layer)),
+                                    .place     = kv_dev(s, s->step.place + kv_seq_at(s, q->layer)),
+                                    .select = kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
+                                    .change = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
+                                    .kv     = kv_layout(s, q->layer),
+                                    .slot_off    = s->sinks * s->layout.record_bytes,
+                                    .lane_stride = s->n_chunk_max,
+                                    .slot_stride = s->slots_max,
+                                    .sel_stride  = s->slots_max,
+                                    .list_stride = s->slots_max,
+                                    .near        = s->step.near,
+                                    .urgent      = s->step.urgent,
+                                    .near_span   = s->step.near_span,
+                                    .urgent_span = s->step.urgent_span,
+                                    .in_place    = s->sizes.resident,
+                                    .selected    = s->policy.selected };
 }
 
 /* Asks the host for what is on disk, before anything else: that takes longest. */
@@ -240,11 +236,13 @@ static kvd_status post_misses(kv_store *s, kvd_stream *st, const kv_query *q, kv
 
 kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    KVD_TRY(kv_attend_kept(s, st, q, err));
-    KVD_TRY(kv_score_chunks(s, st, q, err));
-    KVD_TRY(kv_change_windows(s, st, q, err));
+    const kvd_choose_args a = { .kept   = kv_kept_args(s, q),
+                                .select = kv_select_args(s, q),
+                                .window = kv_window_args(s, q),
+                                .spans  = spans_args(s, q) };
+
+    KVD_TRY(s->be->ops->choose(st, &a, err));
     KVD_TRY(post_misses(s, st, q, err));
-    KVD_TRY(list_spans(s, st, q, err));
     return start_late(s, st, q, err);
 }
 
@@ -254,12 +252,20 @@ kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_er
     return s->tier ? KVD_OK : fetch_misses(s, st, q, true, err);
 }
 
+/* What has stayed, then what has come. */
 kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    KVD_TRY(kv_attend_spans(s, st, q, s->step.near_span, false, NULL, NULL, err));
-    if (s->tier)
+    kvd_attn_span_args a = kv_span_args(s, q, s->step.near_span);
+
+    if (s->tier) {
+        KVD_TRY(s->be->ops->attn_span(st, &a, err));
         KVD_TRY(fetch_misses(s, st, q, true, err));
-    KVD_TRY(kv_attend_spans(s, st, q, s->step.urgent_span, false, NULL, q->out, err));
+        a.span = s->step.urgent_span;
+    } else {
+        a.then = s->step.urgent_span;
+    }
+    a.out = q->out;
+    KVD_TRY(s->be->ops->attn_span(st, &a, err));
     /* or the queue of launches fills up behind an op that waits, and nobody serves it */
     return s->tier && !s->step.recording ? kv_step_wait(s, st, err) : KVD_OK;
 }

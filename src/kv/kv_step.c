@@ -127,25 +127,28 @@ static uint64_t record_of_sink(const kv_store *s, uint32_t seq, uint32_t layer, 
 
 /* ---- attention over spans ------------------------------------------------------------ */
 
-kvd_status kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
-                           const kvd_attn_span *span, bool first, float *lse, float *out,
-                           kvd_err *err)
+kvd_attn_span_args kv_span_args(const kv_store *s, const kv_query *q, const kvd_attn_span *span)
 {
-    const kvd_attn_span_args a = { .n_row      = q->n_row,
-                                   .n_head     = s->params.n_head,
-                                   .kv         = kv_layout(s, q->layer),
-                                   .row        = q->row,
-                                   .span       = span,
-                                   .q_stride   = q->q_stride,
-                                   .out_stride = q->out_stride,
-                                   .lse_stride = s->params.n_head,
-                                   .q          = q->q,
-                                   .part       = s->step.part,
-                                   .lse        = lse,
-                                   .out        = out,
-                                   .scale      = q->scale,
-                                   .first      = first };
+    return (kvd_attn_span_args){ .n_row      = q->n_row,
+                                 .n_head     = s->params.n_head,
+                                 .kv         = kv_layout(s, q->layer),
+                                 .row        = q->row,
+                                 .span       = span,
+                                 .q_stride   = q->q_stride,
+                                 .out_stride = q->out_stride,
+                                 .lse_stride = s->params.n_head,
+                                 .q          = q->q,
+                                 .part       = s->step.part,
+                                 .scale      = q->scale };
+}
 
+static kvd_status attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
+                               const kvd_attn_span *span, float *lse, float *out, kvd_err *err)
+{
+    kvd_attn_span_args a = kv_span_args(s, q, span);
+
+    a.lse = lse;
+    a.out = out;
     return s->be->ops->attn_span(st, &a, err);
 }
 
@@ -201,15 +204,19 @@ void kv_list_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint32_t l
                                       .into     = t->into + own };
 }
 
-kvd_status kv_attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+kvd_attn_span_args kv_kept_args(const kv_store *s, const kv_query *q)
 {
-    return kv_attend_spans(s, st, q, kv_step_dev(s, s->step.kept_span + kv_lane_at(s, q->layer)),
-                           true, s->step.lse, NULL, err);
+    kvd_attn_span_args a =
+        kv_span_args(s, q, kv_step_dev(s, s->step.kept_span + kv_lane_at(s, q->layer)));
+
+    a.lse   = s->step.lse;
+    a.first = true;
+    return a;
 }
 
 /* ---- select -------------------------------------------------------------------------- */
 
-kvd_status kv_score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+kvd_select_args kv_select_args(const kv_store *s, const kv_query *q)
 {
     kvd_select_args a = { .n_seq       = q->n_row,
                           .n_head      = s->params.n_head,
@@ -228,23 +235,21 @@ kvd_status kv_score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_e
                           .top_p       = s->policy.top_p };
 
     a.index.lane_off = (uint64_t)q->layer * s->params.n_kv_head * s->index.head_stride;
-    return s->be->ops->select(st, &a, err);
+    return a;
 }
 
-kvd_status kv_change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+kvd_window_args kv_window_args(const kv_store *s, const kv_query *q)
 {
-    const kvd_window_args a = { .n_seq     = q->n_row,
-                                .n_kv_head = s->params.n_kv_head,
-                                .seq    = kv_step_dev(s, s->step.window + kv_seq_at(s, q->layer)),
-                                .select = kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
-                                .result = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
-                                .lane_stride = s->n_chunk_max,
-                                .slot_stride = s->slots_max,
-                                .sel_stride  = s->slots_max,
-                                .policy      = s->policy.evict,
-                                .strict      = s->policy.strict };
-
-    return s->be->ops->window(st, &a, err);
+    return (kvd_window_args){ .n_seq     = q->n_row,
+                              .n_kv_head = s->params.n_kv_head,
+                              .seq       = kv_step_dev(s, s->step.window + kv_seq_at(s, q->layer)),
+                              .select    = kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
+                              .result    = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
+                              .lane_stride = s->n_chunk_max,
+                              .slot_stride = s->slots_max,
+                              .sel_stride  = s->slots_max,
+                              .policy      = s->policy.evict,
+                              .strict      = s->policy.strict };
 }
 
 void kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
@@ -350,9 +355,13 @@ static kvd_status settle_late(kv_store *s, const kv_query *q, kvd_err *err)
 
 static kvd_status host_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    const uint64_t t0     = kvd_now_ns();
-    bool           refill = false;
-    uint64_t       t1;
+    const kvd_backend_ops *ops    = s->be->ops;
+    const uint64_t         t0     = kvd_now_ns();
+    bool                   refill = false;
+    kvd_attn_span_args     kept;
+    kvd_select_args        select;
+    kvd_window_args        change;
+    uint64_t               t1;
 
     for (uint32_t i = 0; i < q->n_row; i++)
         refill = refill || kv_refills(&s->seq[q->seq[i]]);
@@ -365,13 +374,16 @@ static kvd_status host_select(kv_store *s, kvd_stream *st, const kv_query *q, kv
     KVD_TRY(kv_tier_begin(s, q->layer, refill, err)); /* earlier steps' late records */
     for (uint32_t i = 0; i < q->n_row; i++)
         kv_list_row(s, i, q->seq[i], q->row[i], q->layer);
-    KVD_TRY(kv_attend_kept(s, st, q, err));
-    KVD_TRY(kv_score_chunks(s, st, q, err));
+    kept   = kv_kept_args(s, q);
+    select = kv_select_args(s, q);
+    change = kv_window_args(s, q);
+    KVD_TRY(ops->attn_span(st, &kept, err));
+    KVD_TRY(ops->select(st, &select, err));
     if (s->tap) {
-        KVD_TRY(s->be->ops->stream_sync(st, err));
+        KVD_TRY(ops->stream_sync(st, err));
         show_lanes(s, q);
     }
-    KVD_TRY(kv_change_windows(s, st, q, err));
+    KVD_TRY(ops->window(st, &change, err));
     KVD_TRY(kv_wait_lists(s, st, err)); /* what follows goes by the change */
     KVD_TRY(settle_late(s, q, err));
     for (uint32_t i = 0; i < q->n_row; i++)
@@ -511,16 +523,16 @@ static kvd_status host_attend(kv_store *s, kvd_stream *st, const kv_query *q, kv
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
             span_near(s, q, i, h);
     }
-    KVD_TRY(kv_attend_spans(s, st, q, s->step.near_span, false, NULL, NULL, err));
+    KVD_TRY(attend_spans(s, st, q, s->step.near_span, NULL, NULL, err));
     for (uint32_t i = 0; i < q->n_row; i++) {
         for (uint32_t h = 0; h < s->params.n_kv_head; h++)
             span_urgent(s, q, i, h);
     }
     if (kv_zone_used(s)) {
-        KVD_TRY(kv_attend_spans(s, st, q, s->step.urgent_span, false, s->step.lse, NULL, err));
+        KVD_TRY(attend_spans(s, st, q, s->step.urgent_span, s->step.lse, NULL, err));
         KVD_TRY(kv_zone_attend(s, st, q, err));
     } else {
-        KVD_TRY(kv_attend_spans(s, st, q, s->step.urgent_span, false, NULL, q->out, err));
+        KVD_TRY(attend_spans(s, st, q, s->step.urgent_span, NULL, q->out, err));
     }
     t1 = kvd_now_ns();
     s->counts.attend_ns += t1 - t0;

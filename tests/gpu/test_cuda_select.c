@@ -556,13 +556,241 @@ static void test_nan(void **state)
     }
 }
 
+/* ---- attention to the kept set, selection, windows and spans at once --------------------------
+ */
+
+/* What choose writes beside what select does, and what it reads. */
+typedef struct chain {
+    both    *b;
+    uint32_t n_lane, slots;
+    gpu_buf  cap, slot_of, chunk_of, stamp, stay, fetch, into, change;
+    gpu_buf  near, urgent, near_span, urgent_span, part, kept, row, win, place;
+} chain;
+
+static void chain_lists(chain *n)
+{
+    const index_case *c = n->b->c;
+
+    for (uint32_t l = 0; l < n->n_lane; l++) {
+        const uint32_t s = l / c->sh.n_kv_head;
+
+        ((uint32_t *)n->cap.host)[l]       = n->slots - l % 3;
+        ((kvd_attn_span *)n->kept.host)[l] = (kvd_attn_span){
+            .block   = gpu_at(&n->b->block, c->block + c->first_block[s]),
+            .end_key = c->sh.first[s] * c->sh.desc.chunk_tokens,
+        };
+    }
+    for (uint32_t s = 0; s < c->sh.n_seq; s++) {
+        const uint64_t l = (uint64_t)s * c->sh.n_kv_head, slots = l * n->slots * 4;
+        const uint64_t sel = l * (c->k_max + 1) * 4;
+
+        ((uint32_t *)n->row.host)[s]           = c->seq[s].row;
+        ((kvd_window_place *)n->place.host)[s] = (kvd_window_place){
+            .block = gpu_at(&n->b->block, c->block + c->first_block[s]),
+        };
+        ((kvd_window_seq *)n->win.host)[s] = (kvd_window_seq){
+            .step     = 3,
+            .cap      = gpu_side(&n->cap, true, l * 4),
+            .sel      = gpu_side(&n->b->sel, true, sel),
+            .ema      = gpu_side(&n->b->ema, true, l * c->lane_chunks * 2),
+            .slot_of  = gpu_side(&n->slot_of, true, l * c->lane_chunks * 2),
+            .chunk_of = gpu_side(&n->chunk_of, true, slots),
+            .stamp    = gpu_side(&n->stamp, true, slots),
+            .stay     = gpu_side(&n->stay, true, slots),
+            .fetch    = gpu_side(&n->fetch, true, sel),
+            .into     = gpu_side(&n->into, true, sel),
+        };
+    }
+}
+
+static chain chain_open(both *b)
+{
+    const index_case *c = b->c;
+    const uint32_t    n = c->sh.n_seq * c->sh.n_kv_head, slots = c->k_max + c->k_max / 2 + 3;
+    const uint32_t    group = c->sh.n_head / c->sh.n_kv_head;
+    const uint64_t    part  = kvd_attn_part_floats(group, c->sh.desc.head_dim);
+    chain             x     = { .b = b, .n_lane = n, .slots = slots };
+
+    x.cap         = gpu_alloc(&W, n * 4ull);
+    x.slot_of     = gpu_alloc(&W, c->n_lane_chunk * 2);
+    x.chunk_of    = gpu_alloc(&W, (uint64_t)n * slots * 4);
+    x.stamp       = gpu_alloc(&W, (uint64_t)n * slots * 4);
+    x.stay        = gpu_alloc(&W, (uint64_t)n * slots * 4);
+    x.fetch       = gpu_alloc(&W, (uint64_t)n * (c->k_max + 1) * 4);
+    x.into        = gpu_alloc(&W, (uint64_t)n * (c->k_max + 1) * 4);
+    x.change      = gpu_alloc(&W, n * sizeof(kvd_window_result));
+    x.near        = gpu_alloc(&W, (uint64_t)n * slots * 8);
+    x.urgent      = gpu_alloc(&W, (uint64_t)n * slots * 8);
+    x.near_span   = gpu_alloc(&W, n * sizeof(kvd_attn_span));
+    x.urgent_span = gpu_alloc(&W, n * sizeof(kvd_attn_span));
+    x.part        = gpu_alloc(&W, n * 4 * part);
+    x.kept        = gpu_alloc(&W, n * sizeof(kvd_attn_span));
+    x.row         = gpu_alloc(&W, c->sh.n_seq * 4ull);
+    x.win         = gpu_alloc(&W, c->sh.n_seq * sizeof(kvd_window_seq));
+    x.place       = gpu_alloc(&W, c->sh.n_seq * sizeof(kvd_window_place));
+    memset(x.slot_of.host, 0xff, x.slot_of.dev.bytes);
+    memset(x.chunk_of.host, 0xff, x.chunk_of.dev.bytes);
+    chain_lists(&x);
+    return x;
+}
+
+#define CHAIN_BUFS 17
+
+static void chain_bufs(chain *n, gpu_buf *all[CHAIN_BUFS])
+{
+    gpu_buf *b[] = { &n->slot_of, &n->chunk_of,  &n->stamp,       &n->stay, &n->fetch, &n->into,
+                     &n->change,  &n->near,      &n->urgent,      &n->part, &n->cap,   &n->kept,
+                     &n->row,     &n->near_span, &n->urgent_span, &n->win,  &n->place };
+
+    memcpy(all, b, sizeof(b));
+}
+
+static kvd_choose_args chain_args(chain *n, bool selected, kvd_evict_policy policy)
+{
+    const index_case *c = n->b->c;
+    kvd_choose_args   a = { .select = c->args };
+
+    a.select.seq        = n->b->seq.dev.ptr;
+    a.select.index.pool = n->b->ix.dev.ptr;
+    a.select.q          = n->b->q.dev.ptr;
+    a.select.kept_lse   = n->b->lse.dev.ptr;
+    a.select.result     = n->b->result.dev.ptr;
+    a.kept              = (kvd_attn_span_args){ .n_row      = c->sh.n_seq,
+                                                .n_head     = c->sh.n_head,
+                                                .kv         = c->kv,
+                                                .row        = n->row.dev.ptr,
+                                                .span       = n->kept.dev.ptr,
+                                                .q_stride   = c->args.q_stride,
+                                                .lse_stride = c->args.lse_stride,
+                                                .q          = n->b->q.dev.ptr,
+                                                .part       = n->part.dev.ptr,
+                                                .lse        = n->b->lse.dev.ptr,
+                                                .scale      = c->args.scale,
+                                                .first      = true };
+    a.kept.kv.pool      = n->b->kv.dev.ptr;
+    a.window            = (kvd_window_args){ .n_seq       = c->sh.n_seq,
+                                             .n_kv_head   = c->sh.n_kv_head,
+                                             .seq         = n->win.dev.ptr,
+                                             .select      = n->b->result.dev.ptr,
+                                             .result      = n->change.dev.ptr,
+                                             .lane_stride = c->lane_chunks,
+                                             .slot_stride = n->slots,
+                                             .sel_stride  = c->k_max + 1,
+                                             .policy      = policy };
+    a.spans             = (kvd_window_spans_args){ .n_seq       = c->sh.n_seq,
+                                                   .n_kv_head   = c->sh.n_kv_head,
+                                                   .seq         = n->win.dev.ptr,
+                                                   .place       = n->place.dev.ptr,
+                                                   .select      = n->b->result.dev.ptr,
+                                                   .change      = n->change.dev.ptr,
+                                                   .kv          = a.kept.kv,
+                                                   .lane_stride = c->lane_chunks,
+                                                   .slot_stride = n->slots,
+                                                   .sel_stride  = c->k_max + 1,
+                                                   .list_stride = n->slots,
+                                                   .near        = n->near.dev.ptr,
+                                                   .urgent      = n->urgent.dev.ptr,
+                                                   .near_span   = n->near_span.dev.ptr,
+                                                   .urgent_span = n->urgent_span.dev.ptr,
+                                                   .in_place    = true,
+                                                   .selected    = selected };
+    return a;
+}
+
+/* From the same state by one op and by four: the same bytes everywhere, which are the next state.
+ */
+static void chain_step(chain *n, bool selected, kvd_evict_policy policy)
+{
+    const kvd_choose_args a = chain_args(n, selected, policy);
+    both                 *b = n->b;
+    gpu_buf *all[CHAIN_BUFS + 5], *own[] = { &b->score, &b->ema, &b->sel, &b->result, &b->lse };
+    void    *one[KVD_COUNTOF(all)];
+    kvd_err  err = { 0 };
+
+    chain_bufs(n, all);
+    memcpy(all + CHAIN_BUFS, own, sizeof(own));
+    for (int way = 0; way < 2; way++) {
+        both_up(b);
+        for (size_t i = 0; i < CHAIN_BUFS; i++)
+            gpu_up(&W, all[i]);
+        gpu_up(&W, &b->sel);
+        gpu_up(&W, &b->result);
+        gpu_up(&W, &b->lse);
+        if (way == 0) {
+            gpu_check(W.dev->ops->choose(W.st, &a, &err), &err);
+        } else {
+            gpu_check(W.dev->ops->attn_span(W.st, &a.kept, &err), &err);
+            gpu_check(W.dev->ops->select(W.st, &a.select, &err), &err);
+            gpu_check(W.dev->ops->window(W.st, &a.window, &err), &err);
+            gpu_check(W.dev->ops->window_spans(W.st, &a.spans, &err), &err);
+        }
+        gpu_sync(&W);
+        for (size_t i = 0; way == 0 && i < KVD_COUNTOF(all); i++)
+            one[i] = gpu_fetched(&W, all[i]);
+    }
+    for (size_t i = 0; i < KVD_COUNTOF(all); i++) {
+        gpu_down(&W, all[i]);
+        if (memcmp(one[i], all[i]->host, all[i]->dev.bytes) != 0)
+            fail_msg("choose: buffer %zu differs", i);
+        kvd_pages_free(one[i], (size_t)all[i]->dev.bytes);
+    }
+    memcpy(b->c->ema_was, b->c->ema, b->c->n_lane_chunk * sizeof(*b->c->ema));
+}
+
+static void test_choose(void **state)
+{
+    static const index_shape own[] = {
+        { MEAN(KVD_INDEX_INT4, true, 4, 64), 14, 2, B16, 4, 1, { 640 }, { 4 }, { 40 } },
+        { MEAN(KVD_INDEX_INT4, true, 4, 128),
+          4,
+          1,
+          B16,
+          4,
+          3,
+          { 64, 9250, 129 },
+          { 4, 5, 64 },
+          { 16, 900, 7 } },
+        { MEAN(KVD_INDEX_BF16, false, 8, 80), 3, 3, F32, 8, 1, { 95 }, { 2 }, { 30 } },
+        { KEYS(KVD_INDEX_INT8, 4, 64), 6, 2, B16, 4, 1, { 120 }, { 4 }, { 20 } },
+        { KIND(KVD_INDEX_CLUSTER, KVD_INDEX_INT4, 4, 64), 7, 1, B16, 4, 1, { 290 }, { 4 }, { 40 } },
+        { CASC(KVD_INDEX_INT4, KVD_INDEX_INT4, 4, 64), 14, 2, B16, 4, 1, { 640 }, { 4 }, { 20 } },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < (quick ? 1 : KVD_COUNTOF(own)); i++) {
+        index_case         c   = case_open(&own[i], &W.rng);
+        kvd_backend_limits lim = case_limits(&c);
+        both               b;
+        chain              n;
+        gpu_buf           *all[CHAIN_BUFS];
+
+        c.args.seq = c.seq;
+        lim.n_slot = c.k_max * 2 + 3;
+        gpu_reserve(&W, &lim);
+        b = both_open(&c, 0);
+        both_build(&b);
+        n = chain_open(&b);
+        for (int step = 0; step < 8; step++) {
+            for (uint64_t k = 0; k < c.sh.n_seq * c.args.q_stride; k++)
+                c.q[k] = step ? 0.7f * c.q[k] + 0.7f * case_normal(&W.rng) : c.q[k];
+            c.args.rule  = (kvd_gqa_rule)(step % KVD_GQA_RULE_COUNT);
+            c.args.top_p = step > 5 ? 0.5f : 0.0f;
+            chain_step(&n, step % 3 == 2, (kvd_evict_policy)(step / 2 % KVD_EVICT_POLICY_COUNT));
+        }
+        chain_bufs(&n, all);
+        for (size_t k = 0; k < CHAIN_BUFS; k++)
+            gpu_free(&W, all[k]);
+        both_close(&b);
+        case_close(&c);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_select),
-        cmocka_unit_test(test_ties_and_top_p),
-        cmocka_unit_test(test_nan),
-        cmocka_unit_test(test_select_far),
+        cmocka_unit_test(test_select), cmocka_unit_test(test_ties_and_top_p),
+        cmocka_unit_test(test_nan),    cmocka_unit_test(test_select_far),
+        cmocka_unit_test(test_choose),
     };
     int failed;
 

@@ -305,7 +305,8 @@ static void span_close(span_case *c)
         gpu_free(&W, all[i]);
 }
 
-static void span_call(span_case *c, uint32_t k, bool dev, void *pool)
+/* both: span k + 1 in the same call. */
+static void span_call(span_case *c, uint32_t k, bool both, bool dev, void *pool)
 {
     const kvd_attn_span_args a   = { .n_row      = c->sh.n_row,
                                      .n_head     = c->sh.n_head,
@@ -324,7 +325,8 @@ static void span_call(span_case *c, uint32_t k, bool dev, void *pool)
     kvd_err                  err = { 0 };
 
     b.kv.pool = pool;
-    b.out     = k + 1 == SPAN_CALLS ? gpu_side(&c->out, dev, 0) : NULL;
+    b.out     = k + 1 + both == SPAN_CALLS ? gpu_side(&c->out, dev, 0) : NULL;
+    b.then    = both ? gpu_side(&c->span[k + 1], dev, 0) : NULL;
     if (dev)
         gpu_check(W.dev->ops->attn_span(W.st, &b, &err), &err);
     else
@@ -370,6 +372,33 @@ static double span_gap(gpu_buf *b)
     return top > 0.0 ? err / top : err;
 }
 
+/* Two spans in one call have the bits of two calls, which are on the device. */
+static void span_twice(span_case *c, void *pool)
+{
+    gpu_buf *all[] = { &c->out, &c->lse, &c->part };
+    void    *was[KVD_COUNTOF(all)];
+
+    for (size_t i = 0; i < KVD_COUNTOF(all); i++)
+        was[i] = gpu_fetched(&W, all[i]);
+    for (uint32_t first = 0; first < 2; first++) {
+        if (first)
+            span_call(c, 0, false, true, pool);
+        span_call(c, first, true, true, pool);
+        if (!first)
+            span_call(c, 2, false, true, pool);
+        gpu_sync(&W);
+        for (size_t i = 0; i < KVD_COUNTOF(all); i++) {
+            void *got = gpu_fetched(&W, all[i]);
+
+            if ((i != 1 || first) && memcmp(got, was[i], all[i]->dev.bytes) != 0)
+                fail_msg("two spans at once, the first %u: output %zu differs", first, i);
+            kvd_pages_free(got, (size_t)all[i]->dev.bytes);
+        }
+    }
+    for (size_t i = 0; i < KVD_COUNTOF(all); i++)
+        kvd_pages_free(was[i], (size_t)all[i]->dev.bytes);
+}
+
 /* Of the largest output: bfloat16 pairs lose 2^-17 of queries and weights. */
 #define SPAN_BOUND 5e-5
 
@@ -399,15 +428,16 @@ static double check_span(size_t i, uint64_t far, bool empty)
                                c.pool.dev.bytes, &err),
               &err);
     for (uint32_t k = 0; k < SPAN_CALLS; k++) {
-        span_call(&c, k, false, c.pool.host);
+        span_call(&c, k, false, false, c.pool.host);
         span_up(&c, k);
     }
     gpu_up_far(&W, &c.record, c.record.dev.bytes / 8, far);
     gpu_up_far(&W, &c.block, c.n_block, far);
     gpu_up(&W, &c.row);
     for (uint32_t k = 0; k < SPAN_CALLS; k++)
-        span_call(&c, k, true, big.ptr);
+        span_call(&c, k, false, true, big.ptr);
     gpu_sync(&W);
+    span_twice(&c, big.ptr);
     e_out = span_gap(&c.out);
     e_lse = span_gap(&c.lse);
     if (!(e_out <= SPAN_BOUND && e_lse <= SPAN_BOUND))

@@ -39,6 +39,7 @@ typedef struct span_case {
     uint32_t       row[CASE_SEQ_MAX];
     float         *part, *lse, *out;
     uint64_t       n_out, n_part, n_lse, n_record;
+    bool           together; /* the last two spans in one call */
 } span_case;
 
 static uint64_t record_at(const attn_case *c, uint32_t seq, uint32_t head, uint32_t chunk)
@@ -126,21 +127,23 @@ static void span_run(span_case *s, const char *name, const char *isa, uint32_t n
     assert_int_equal(b->ops->stream_open(b, &st, &err), KVD_OK);
     assert_int_equal(b->ops->reserve(b, &lim, &err), KVD_OK);
     memset(s->part, 0x7f, s->n_part * sizeof(float)); /* a first call must not read it */
-    for (uint32_t k = 0; k < N_CALL; k++) {
-        const kvd_attn_span_args a = { .n_row      = c->sh.n_seq,
-                                       .n_head     = c->sh.n_head,
-                                       .kv         = c->kv,
-                                       .row        = s->row,
-                                       .span       = s->span[k],
-                                       .q_stride   = (uint64_t)c->sh.n_head * c->sh.head_dim,
-                                       .out_stride = (uint64_t)c->sh.n_head * c->sh.head_dim,
-                                       .lse_stride = c->sh.n_head,
-                                       .q          = c->q,
-                                       .part       = s->part,
-                                       .lse        = k == 0 ? s->lse : NULL,
-                                       .out        = k + 1 == N_CALL ? s->out : NULL,
-                                       .scale      = 1.0f / sqrtf((float)c->sh.head_dim),
-                                       .first      = k == 0 };
+    for (uint32_t k = 0; k < (s->together ? N_CALL - 1 : N_CALL); k++) {
+        const bool               last = k + 1 == (s->together ? N_CALL - 1 : N_CALL);
+        const kvd_attn_span_args a    = { .n_row      = c->sh.n_seq,
+                                          .n_head     = c->sh.n_head,
+                                          .kv         = c->kv,
+                                          .row        = s->row,
+                                          .span       = s->span[k],
+                                          .then       = last && s->together ? s->span[k + 1] : NULL,
+                                          .q_stride   = (uint64_t)c->sh.n_head * c->sh.head_dim,
+                                          .out_stride = (uint64_t)c->sh.n_head * c->sh.head_dim,
+                                          .lse_stride = c->sh.n_head,
+                                          .q          = c->q,
+                                          .part       = s->part,
+                                          .lse        = k == 0 ? s->lse : NULL,
+                                          .out        = last ? s->out : NULL,
+                                          .scale      = 1.0f / sqrtf((float)c->sh.head_dim),
+                                          .first      = k == 0 };
 
         assert_int_equal(b->ops->attn_span(st, &a, &err), KVD_OK);
     }
@@ -172,6 +175,11 @@ static void check_isa(span_case *s, size_t i, const char *isa, const float *want
     span_run(s, "cpu", isa, 2);
     if (memcmp(one, s->out, s->n_out * sizeof(float)) != 0)
         fail_msg("shape %zu, %s: 1 and 2 threads differ", i, isa);
+    s->together = true;
+    span_run(s, "cpu", isa, 1);
+    s->together = false;
+    if (memcmp(one, s->out, s->n_out * sizeof(float)) != 0)
+        fail_msg("shape %zu, %s: two spans in one call and in two differ", i, isa);
     kvd_pages_free(one, s->n_out * sizeof(float));
 }
 
@@ -187,6 +195,10 @@ static void check_shape(size_t i, bool full, kvd_rng *rng)
     span_run(&s, "ref", NULL, 1);
     memcpy(want, s.out, s.n_out * sizeof(float));
     memcpy(lse, s.lse, s.n_lse * sizeof(float));
+    s.together = true;
+    span_run(&s, "ref", NULL, 1);
+    s.together = false;
+    assert_memory_equal(want, s.out, s.n_out * sizeof(float));
     if (full) {
         const kvd_backend_limits lim = case_limits(&c);
 

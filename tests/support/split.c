@@ -45,6 +45,8 @@ static size_t                 n_task, n_task_max;
 static bool                   recording;
 static size_t                 graph_at; /* of tasks: the first that is recorded */
 static uint64_t               n_run;    /* of graphs */
+static uint64_t               n_wait;
+static uint64_t               n_op[2], fail_at[2]; /* ops run, copies down; which fails, or 0 */
 static uint64_t               memory_total, memory_context, scratch, pinned;
 
 /* A thread that runs all that has been put off, since somebody has asked whether it is done. */
@@ -76,16 +78,26 @@ static void *copy_of(const void *args, size_t bytes)
     return memcpy(p, args, bytes);
 }
 
+static kvd_status failed(kvd_err *err)
+{
+    for (int i = 0; i < 2; i++)
+        if (fail_at[i] && n_op[i] >= fail_at[i])
+            return kvd_fail(err, KVD_E_DEVICE, 0, "split: the device has failed (%s %llu)",
+                            i ? "copy down" : "op", (unsigned long long)fail_at[i]);
+    return KVD_OK;
+}
+
 static void settle(void)
 {
     check(pthread_join(device, NULL) == 0);
     busy = false;
 }
 
-static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes)
+static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes, kvd_err *err)
 {
     if (busy) /* what was given before has to have run; a failure shows when it is waited for */
         settle();
+    KVD_TRY(failed(err));
     if (n_task == n_task_max) {
         n_task_max = 2 * n_task_max + 64;
         tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
@@ -95,6 +107,15 @@ static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t b
     return KVD_OK;
 }
 
+static kvd_status run_copy(kvd_stream *st, const void *args, kvd_err *err);
+
+static bool comes_down(const task *t)
+{
+    const copy_args *a = t->args;
+
+    return t->fn == run_copy && a->src.kind == KVD_MEM_DEVICE && a->dst.kind == KVD_MEM_PINNED;
+}
+
 static kvd_status run_tasks(kvd_err *err)
 {
     kvd_status rc = KVD_OK;
@@ -102,13 +123,18 @@ static kvd_status run_tasks(kvd_err *err)
     check(!recording); /* nothing may be waited for */
     allow(PROT_READ | PROT_WRITE);
     for (size_t i = 0; i < n_task; i++) {
+        if (rc == KVD_OK) {
+            n_op[0]++;
+            n_op[1] += comes_down(&tasks[i]);
+            rc = failed(err);
+        }
         if (rc == KVD_OK)
             rc = tasks[i].fn(tasks[i].st, tasks[i].args, err);
         free(tasks[i].args);
     }
     n_task = 0;
     allow(PROT_NONE);
-    return rc;
+    return rc == KVD_OK ? failed(err) : rc;
 }
 
 static void *device_main(void *unused)
@@ -124,7 +150,7 @@ static kvd_status split_event_poll(const kvd_event *ev, kvd_err *err)
 {
     (void)ev;
     if (!busy && n_task == 0)
-        return KVD_OK;
+        return failed(err);
     if (!busy) {
         atomic_store(&over, false);
         busy = true;
@@ -147,6 +173,7 @@ static kvd_status run_all(kvd_err *err)
 
 static kvd_status split_sync(kvd_stream *st, kvd_err *err)
 {
+    n_wait++;
     KVD_TRY(run_all(err));
     return real->stream_sync(st, err);
 }
@@ -155,7 +182,7 @@ static void split_stream_close(kvd_stream *st)
 {
     kvd_err err = { 0 };
 
-    check(run_all(&err) == KVD_OK);
+    check(run_all(&err) == KVD_OK || failed(NULL) != KVD_OK);
     real->stream_close(st);
 }
 
@@ -173,25 +200,26 @@ static kvd_status split_graph_begin(kvd_stream *st, kvd_err *err)
 
 static kvd_status split_graph_end(kvd_stream *st, kvd_graph **out, kvd_err *err)
 {
-    kvd_graph *g = malloc(sizeof(*g));
+    kvd_graph *g;
 
     (void)st;
-    (void)err;
-    check(g && recording && n_task > graph_at);
+    *out      = NULL;
     recording = false;
-    g->n      = n_task - graph_at;
-    g->task   = copy_of(tasks + graph_at, g->n * sizeof(*g->task));
-    n_task    = graph_at;
-    *out      = g;
+    KVD_TRY(failed(err));
+    g = malloc(sizeof(*g));
+    check(g && n_task > graph_at);
+    g->n    = n_task - graph_at;
+    g->task = copy_of(tasks + graph_at, g->n * sizeof(*g->task));
+    n_task  = graph_at;
+    *out    = g;
     return KVD_OK;
 }
 
 static kvd_status split_graph_run(kvd_graph *g, kvd_stream *st, kvd_err *err)
 {
     (void)st;
-    (void)err;
     for (size_t i = 0; i < g->n; i++)
-        put_off(g->task[i].st, g->task[i].fn, g->task[i].args, g->task[i].bytes);
+        KVD_TRY(put_off(g->task[i].st, g->task[i].fn, g->task[i].args, g->task[i].bytes, err));
     n_run++;
     return KVD_OK;
 }
@@ -212,8 +240,7 @@ static void split_graph_close(kvd_graph *g)
     }                                                                                    \
     static kvd_status split_##op(kvd_stream *st, const kvd_##op##_args *a, kvd_err *err) \
     {                                                                                    \
-        (void)err;                                                                       \
-        return put_off(st, run_##op, a, sizeof(*a));                                     \
+        return put_off(st, run_##op, a, sizeof(*a), err);                                \
     }
 
 WRAP(embed)
@@ -232,6 +259,7 @@ WRAP(attn_span)
 WRAP(attn_zone)
 WRAP(window)
 WRAP(window_spans)
+WRAP(choose)
 WRAP(window_post)
 WRAP(window_fetch)
 WRAP(record_copy)
@@ -251,8 +279,7 @@ static kvd_status split_copy(kvd_stream *st, kvd_mem dst, uint64_t dst_off, kvd_
 {
     const copy_args a = { dst, src, dst_off, src_off, bytes };
 
-    (void)err;
-    return put_off(st, run_copy, &a, sizeof(a));
+    return put_off(st, run_copy, &a, sizeof(a), err);
 }
 
 static kvd_status run_fill(kvd_stream *st, const void *args, kvd_err *err)
@@ -267,8 +294,7 @@ static kvd_status split_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t
 {
     const fill_args a = { mem, off, pitch, row_bytes, n_row, value };
 
-    (void)err;
-    return put_off(st, run_fill, &a, sizeof(a));
+    return put_off(st, run_fill, &a, sizeof(a), err);
 }
 
 static void split_memory(const kvd_backend *be, kvd_device_memory *out)
@@ -319,7 +345,8 @@ static void split_free(kvd_backend *be, kvd_mem *m)
 {
     kvd_err err = { 0 };
 
-    check(run_all(&err) == KVD_OK); /* as a GPU's, it waits for what may still use it */
+    check(run_all(&err) == KVD_OK ||
+          failed(NULL) != KVD_OK); /* as a GPU's, it waits for what may still use it */
     for (int i = 0; i < N_MAX; i++) {
         if (m->ptr && held[i].ptr == m->ptr) {
             munmap(m->ptr, m->bytes);
@@ -351,6 +378,7 @@ void split_begin(kvd_backend *be)
     split_ops.attn_zone     = split_attn_zone;
     split_ops.window        = split_window;
     split_ops.window_spans  = split_window_spans;
+    split_ops.choose        = split_choose;
     split_ops.window_post   = split_window_post;
     split_ops.window_fetch  = split_window_fetch;
     split_ops.record_copy   = split_record_copy;
@@ -373,9 +401,27 @@ void split_begin(kvd_backend *be)
     be->ops                 = &split_ops;
     be->unified             = false;
     n_run                   = 0;
+    n_wait                  = 0;
+    memset(n_op, 0, sizeof(n_op));
+    memset(fail_at, 0, sizeof(fail_at));
     scratch = pinned = 0;
     memory_total     = 1ull << 60;
     memory_context   = 0;
+}
+
+void split_fail_at(uint64_t n, bool down)
+{
+    fail_at[down] = n_op[down] + n;
+}
+
+uint64_t split_ops_run(bool down)
+{
+    return n_op[down];
+}
+
+uint64_t split_waits(void)
+{
+    return n_wait;
 }
 
 uint64_t split_graph_runs(void)

@@ -251,6 +251,24 @@ static void cpu_close(kvd_backend *b)
     kvd_free(be);
 }
 
+/* ---- several ops as one ------------------------------------------------------------ */
+
+static kvd_status cpu_choose(kvd_stream *st, const kvd_choose_args *a, kvd_err *err)
+{
+    KVD_TRY(cpu_attn_span(st, &a->kept, err));
+    KVD_TRY(cpu_select(st, &a->select, err));
+    KVD_TRY(cpu_window(st, &a->window, err));
+    return cpu_window_spans(st, &a->spans, err);
+}
+
+static kvd_status cpu_ref_choose(kvd_stream *st, const kvd_choose_args *a, kvd_err *err)
+{
+    KVD_TRY(cpu_ref_attn_span(st, &a->kept, err));
+    KVD_TRY(cpu_ref_select(st, &a->select, err));
+    KVD_TRY(cpu_window(st, &a->window, err));
+    return cpu_window_spans(st, &a->spans, err);
+}
+
 #define CPU_COMMON_OPS                                                                            \
     .abi = KVD_BACKEND_ABI, .close = cpu_close, .reserve_bytes = cpu_reserve_bytes,               \
     .reserve = cpu_reserve, .mem_alloc = cpu_mem_alloc, .mem_free = cpu_mem_free,                 \
@@ -285,6 +303,7 @@ const kvd_backend_ops cpu_ops = {
     .index_build   = cpu_index_build,
     .zone_build    = cpu_zone_build,
     .select        = cpu_select,
+    .choose        = cpu_choose,
 };
 
 const kvd_backend_ops cpu_ref_ops = {
@@ -312,6 +331,7 @@ const kvd_backend_ops cpu_ref_ops = {
     .index_build   = cpu_index_build,
     .zone_build    = cpu_zone_build,
     .select        = cpu_ref_select,
+    .choose        = cpu_ref_choose,
 };
 
 static kvd_status cpu_choose_isa(cpu_backend *be, const char *name, kvd_err *err)

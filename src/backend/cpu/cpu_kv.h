@@ -35,6 +35,22 @@ static inline uint64_t cpu_kv_v_off(const kvd_kv_layout *kv)
     return kv->record_bytes / 2;
 }
 
+/* A call for span alone, or for what is to be attended behind it. */
+static inline kvd_attn_span_args cpu_span_alone(const kvd_attn_span_args *a, bool behind)
+{
+    kvd_attn_span_args s = *a;
+
+    s.then = NULL;
+    if (behind) {
+        s.span  = a->then;
+        s.first = false;
+    } else if (a->then) {
+        s.lse = NULL;
+        s.out = NULL;
+    }
+    return s;
+}
+
 /* What attention to cells has in common with attention to spans: all but what is attended. */
 static inline kvd_attn_span_args cpu_zone_as_span(const kvd_attn_zone_args *a)
 {

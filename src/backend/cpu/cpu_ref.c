@@ -348,7 +348,11 @@ kvd_status cpu_ref_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_er
 {
     (void)st;
     (void)err;
-    ref_span_lanes(a, NULL);
+    for (uint32_t i = 0; i < (a->then ? 2u : 1u); i++) {
+        const kvd_attn_span_args s = cpu_span_alone(a, i > 0);
+
+        ref_span_lanes(&s, NULL);
+    }
     return KVD_OK;
 }
 

@@ -251,7 +251,11 @@ static void run_lanes(cpu_backend *be, const kvd_attn_span_args *a, const kvd_at
 kvd_status cpu_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *err)
 {
     (void)err;
-    run_lanes(st->be, a, NULL);
+    for (uint32_t i = 0; i < (a->then ? 2u : 1u); i++) {
+        const kvd_attn_span_args s = cpu_span_alone(a, i > 0);
+
+        run_lanes(st->be, &s, NULL);
+    }
     return KVD_OK;
 }
 

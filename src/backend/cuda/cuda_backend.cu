@@ -43,6 +43,22 @@ kvd_status cuda_fail(kvd_err *err, cudaError_t e, const char *what)
 
 /* ---- scratch --------------------------------------------------------------------- */
 
+/* Zeroed. */
+static kvd_status cuda_alloc_device(uint64_t bytes, void **ptr, kvd_err *err)
+{
+    cudaError_t e;
+
+    CUDA_TRY(cudaMalloc(ptr, bytes), "device memory", err);
+    e = cudaMemset(*ptr, 0, bytes);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(cudaStreamLegacy); /* which our streams do not wait for */
+    if (e == cudaSuccess)
+        return KVD_OK;
+    cudaFree(*ptr);
+    *ptr = NULL;
+    return cuda_fail(err, e, "device memory");
+}
+
 typedef uint64_t (*cuda_bytes_fn)(const cuda_backend *be, const kvd_backend_limits *lim);
 
 static const cuda_bytes_fn cuda_bytes_of[CUDA_SCRATCH_COUNT] = {
@@ -105,8 +121,8 @@ static kvd_status cuda_reserve(kvd_backend *b, const kvd_backend_limits *lim, kv
 
         if (want <= be->scratch[i].bytes)
             continue;
-        CUDA_TRY(cudaMalloc(&fresh, want), "scratch", err);
-        cudaFree(be->scratch[i].ptr); /* waits for what still uses it */
+        KVD_TRY(cuda_alloc_device(want, &fresh, err)); /* counters of ops begin at 0 */
+        cudaFree(be->scratch[i].ptr);                  /* waits for what still uses it */
         be->scratch[i].ptr   = fresh;
         be->scratch[i].bytes = want;
     }
@@ -121,21 +137,6 @@ static kvd_status cuda_alloc_pages(uint64_t bytes, void **ptr, kvd_err *err)
     *ptr = kvd_pages_alloc((size_t)bytes);
     return *ptr ? KVD_OK
                 : kvd_fail(err, KVD_E_NOMEM, 0, "cuda: %" PRIu64 " bytes of host memory", bytes);
-}
-
-static kvd_status cuda_alloc_device(uint64_t bytes, void **ptr, kvd_err *err)
-{
-    cudaError_t e;
-
-    CUDA_TRY(cudaMalloc(ptr, bytes), "device memory", err);
-    e = cudaMemset(*ptr, 0, bytes);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(cudaStreamLegacy); /* which our streams do not wait for */
-    if (e == cudaSuccess)
-        return KVD_OK;
-    cudaFree(*ptr);
-    *ptr = NULL;
-    return cuda_fail(err, e, "device memory");
 }
 
 static uint64_t *count_of(cuda_backend *be, kvd_mem_kind kind)
@@ -418,6 +419,7 @@ static kvd_backend_ops cuda_make_ops(void)
     t.attn_zone     = cuda_attn_zone;
     t.window        = cuda_window;
     t.window_spans  = cuda_window_spans;
+    t.choose        = cuda_choose;
     t.window_post   = cuda_window_post;
     t.window_fetch  = cuda_window_fetch;
     t.record_copy   = cuda_record_copy;

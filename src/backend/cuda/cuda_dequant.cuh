@@ -170,9 +170,7 @@ template <bool A> struct cuda_dq<KVD_DTYPE_BF16, A> : cuda_dq_half<true, A> {
 
 /* ---- quantised types: integers, and the line that makes values of them -------------------- */
 
-/* Sixteen elements: byte i of q[j] is element i of quad j, whose value is scale[j] * q + min[j].
- * A type is `paired` when quads 2 i and 2 i + 1 lie in the same block of 32 and share scale and
- * minimum, and if it has minima (has_min), one for all of that block. */
+/* Sixteen elements: byte i of q[j] is element i of quad j, whose value is scale[j] * q + min[j]. */
 struct cuda_dq_ints {
     uint32_t q[4]; /* signed bytes */
     float    scale[4], min[4];
@@ -207,7 +205,6 @@ static __device__ __forceinline__ void dq_none(cuda_dq_ints &v, int first, int n
 /* ---- blocks of 32 -------------------------------------------------------------------- */
 
 template <bool A> struct cuda_dq<KVD_DTYPE_Q8_0, A> : cuda_dq_floats<cuda_dq<KVD_DTYPE_Q8_0, A>> {
-    static constexpr bool                      has_min = false, paired = true;
     static constexpr uint32_t                  step_bytes = 16 * sizeof(kvd_block_q8_0);
     static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
@@ -244,7 +241,6 @@ static __device__ __forceinline__ uint32_t dq_spread4(uint32_t n)
 /* Q4_0, Q4_1, Q5_0, Q5_1: BYTES of block, M: has a minimum, H: has fifth bits. */
 template <uint32_t BYTES, bool M, bool H, bool A>
 struct cuda_dq_nibble : cuda_dq_floats<cuda_dq_nibble<BYTES, M, H, A>> {
-    static constexpr bool                      has_min = true, paired = true;
     static constexpr uint32_t                  step_bytes = 16 * BYTES;
     static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
@@ -309,7 +305,6 @@ static __device__ __forceinline__ void dq_k4_scales(const uint32_t sc[3], uint32
 }
 
 template <bool H, bool A> struct cuda_dq_k45 : cuda_dq_floats<cuda_dq_k45<H, A>> {
-    static constexpr bool     has_min = true, paired = true;
     static constexpr uint32_t step_bytes =
         2 * (H ? sizeof(kvd_block_q5_k) : sizeof(kvd_block_q4_k));
     static __device__ __forceinline__ uint32_t base(uint32_t lane)
@@ -363,7 +358,6 @@ template <bool A> struct cuda_dq<KVD_DTYPE_Q5_K, A> : cuda_dq_k45<true, A> {
 };
 
 template <bool A> struct cuda_dq<KVD_DTYPE_Q6_K, A> : cuda_dq_floats<cuda_dq<KVD_DTYPE_Q6_K, A>> {
-    static constexpr bool                      has_min = false, paired = true;
     static constexpr uint32_t                  step_bytes = 2 * sizeof(kvd_block_q6_k);
     static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
@@ -400,7 +394,6 @@ template <bool A> struct cuda_dq<KVD_DTYPE_Q6_K, A> : cuda_dq_floats<cuda_dq<KVD
 };
 
 template <bool A> struct cuda_dq<KVD_DTYPE_Q2_K, A> : cuda_dq_floats<cuda_dq<KVD_DTYPE_Q2_K, A>> {
-    static constexpr bool                      has_min = true, paired = false;
     static constexpr uint32_t                  step_bytes = 2 * sizeof(kvd_block_q2_k);
     static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {
@@ -443,7 +436,6 @@ template <bool A> static __device__ __forceinline__ int dq_k3_scale(const uint8_
 }
 
 template <bool A> struct cuda_dq<KVD_DTYPE_Q3_K, A> : cuda_dq_floats<cuda_dq<KVD_DTYPE_Q3_K, A>> {
-    static constexpr bool                      has_min = false, paired = false;
     static constexpr uint32_t                  step_bytes = 2 * sizeof(kvd_block_q3_k);
     static __device__ __forceinline__ uint32_t base(uint32_t lane)
     {

@@ -1,14 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_gemv_float.cu - products of few tokens with unquantised weights. */
-#include "backend/cuda/cuda_gemv.cuh"
+#include "backend/cuda/cuda_gemv_mma.cuh"
+#include "backend/cuda/cuda_gemv_once.cuh"
 
-void cuda_gemv_float(kvd_dtype type, const gemv_args &a, uint32_t n_sm, bool wa, bool xa,
-                     cudaStream_t s)
+template <kvd_dtype T>
+static void float_product(const cuda_backend *be, const gemv_args &a, cudaStream_t s)
+{
+    switch (gemv_float_choose(be, a)) {
+    case GEMV_WAY_ONCE:
+        once_choose<T>(be, a, s);
+        break;
+    case GEMV_WAY_MMA:
+        if (a.n_row >= 64 * be->n_sm)
+            mma_launch<T, 2>(be, a, s);
+        else
+            mma_launch<T, 1>(be, a, s);
+        break;
+    default:
+        if (a.aligned)
+            gemv_launch<T, true>(be, a, s);
+        else
+            gemv_launch<T, false>(be, a, s);
+    }
+}
+
+void cuda_gemv_float(const cuda_backend *be, kvd_dtype type, const gemv_args &a, cudaStream_t s)
 {
     if (type == KVD_DTYPE_F32)
-        gemv_float_choose<KVD_DTYPE_F32>(a, n_sm, wa, xa, s);
+        float_product<KVD_DTYPE_F32>(be, a, s);
     else if (type == KVD_DTYPE_F16)
-        gemv_float_choose<KVD_DTYPE_F16>(a, n_sm, wa, xa, s);
+        float_product<KVD_DTYPE_F16>(be, a, s);
     else
-        gemv_float_choose<KVD_DTYPE_BF16>(a, n_sm, wa, xa, s);
+        float_product<KVD_DTYPE_BF16>(be, a, s);
 }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_matmul.cu - matrix products: up to 8 tokens by cuda_gemv.cuh; more by cuBLASLt in bf16 with
- * float sums, over weights that are dequantised a tile of rows at a time.
+/* cuda_matmul.cu - matrix products: few tokens 8 by 8 by cuda_gemv.cuh; more by cuBLASLt in bf16
+ * with float sums, over weights that are dequantised a tile of rows at a time.
  *
- * Where cuBLASLt is missing, or float activations or a fixed order of sums are asked for, many
- * tokens go 8 by 8 through the first; three or more by bf16 weights go through the second, which
- * then reads weights as fast as the first does for one.
+ * Few are up to 8, or 48 by quantised weights.  The norm before a product and the swiglu behind it
+ * are part of the former's kernels where those allow (mm_fuses_norm(), mm_fuses_swiglu()).  Where
+ * cuBLASLt is missing, or float activations or a fixed order of sums are asked for, many tokens go
+ * 8 by 8 through the first.
+ *
  * Scratch: activations in integers | work space of the library | activations in bf16 | a tile of
  * weights in bf16. */
 #include "backend/cuda/cuda_gemv.cuh"
@@ -13,16 +15,17 @@
 #define MM_TILE_BYTES (128ull << 20) /* of weights; at least MM_TILE_ROWS rows */
 #define MM_TILE_ROWS  256u
 #define MM_PAD        8u /* elements: rows of bf16 begin on 16 bytes */
-#define MM_GEMM_BF16  3u /* tokens from which bf16 weights go to the library */
 
-/* Of one row in integers, and of up to 8 with their scales. */
-static uint64_t mm_int_cols(uint32_t n_col)
+/* Of up to 8 tokens in integers; of those, what is not scales. */
+static uint64_t mm_int_planes(uint32_t n_token, uint32_t n_col)
 {
-    return kvd_align_up(n_col, CUDA_DQ_STEP);
+    return (uint64_t)cuda_div_up(n_col, 32) * n_token * 64;
 }
 static uint64_t mm_int_bytes(uint32_t n_col)
 {
-    return kvd_align_up(GEMV_TOKENS * mm_int_cols(n_col) / 32 * (64 + sizeof(float2)), 256);
+    const uint64_t scales = (uint64_t)cuda_div_up(n_col, 32) * GEMV_TOKENS * sizeof(float2);
+
+    return kvd_align_up(mm_int_planes(GEMV_TOKENS, n_col) + scales, 256);
 }
 
 static uint64_t mm_pad_cols(uint32_t n_col)
@@ -46,7 +49,7 @@ uint64_t cuda_matmul_scratch_bytes(const cuda_backend *be, const kvd_backend_lim
 {
     const uint64_t tile = (uint64_t)MM_TILE_ROWS * mm_pad_cols(lim->n_col) * 2;
 
-    if (!be->lt || be->precise || be->deterministic || lim->n_token < MM_GEMM_BF16)
+    if (!be->lt || be->precise || be->deterministic || lim->n_token <= GEMV_TOKENS)
         return mm_int_bytes(lim->n_col);
     return mm_int_bytes(lim->n_col) + MM_WORK_BYTES + mm_x_bytes(lim->n_token, lim->n_col) +
            kvd_max_u64(MM_TILE_BYTES, tile);
@@ -56,42 +59,102 @@ uint64_t cuda_matmul_scratch_bytes(const cuda_backend *be, const kvd_backend_lim
 
 #define MM_INT_MAX (127 * 256) /* so that both bytes are signed ones */
 
-/* A warp 32 elements: the largest becomes MM_INT_MAX; past n_col all is 0. */
-static __global__ void mm_int_kernel(const float *x, uint64_t x_stride, uint32_t n_col,
-                                     uint64_t n_pad, int8_t *high, int8_t *low, float2 *d)
+#define MM_NORM_THREADS 1024u
+#define MM_NORM_OWN     8u /* columns of a thread */
+#define MM_NORM_COLS    (MM_NORM_THREADS * MM_NORM_OWN)
+
+/* Where integers go.  Lanes take the scales of two tokens at once, so an even number has them. */
+struct mm_int_dst {
+    uint32_t n_token;
+    int8_t  *xq;
+    float2  *xd;
+};
+
+/* A warp 32 columns of a token, one a lane: the largest becomes MM_INT_MAX. */
+static __device__ __forceinline__ void mm_int_store(const mm_int_dst &to, uint32_t block,
+                                                    uint32_t token, float v)
 {
     const uint32_t lane  = threadIdx.x % 32;
-    const uint64_t e     = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const uint64_t to    = blockIdx.y * n_pad + e;
-    const float    v     = e < n_col ? x[blockIdx.y * x_stride + e] : 0.0f;
     const float    max   = cuda_warp_max(fabsf(v));
-    const float    scale = max / MM_INT_MAX;
     const int      i     = __float2int_rn(max > 0.0f ? v * (MM_INT_MAX / max) : 0.0f);
     const int      sum   = __reduce_add_sync(0xffffffffu, i);
     const int      h     = (i + 128) >> 8;
+    const float    scale = max / MM_INT_MAX;
 
-    if (e >= n_pad)
-        return;
-    high[to] = (int8_t)h;
-    low[to]  = (int8_t)(i - 256 * h);
     if (lane == 0)
-        d[to / 32] = make_float2(scale, scale * (float)sum * 0.25f);
+        to.xd[block * GEMV_TOKENS + token] = make_float2(scale, scale * (float)sum);
+    if (token >= to.n_token)
+        return;
+    int8_t *p = to.xq + ((uint64_t)block * to.n_token + token) * 64 + lane / 4 % 4 * 16 +
+                lane / 16 * 4 + lane % 4;
+    p[0] = (int8_t)h;
+    p[8] = (int8_t)(i - 256 * h);
+}
+
+static __global__ void mm_int_kernel(const float *x, uint64_t x_stride, uint32_t n_col,
+                                     const mm_int_dst to)
+{
+    const uint32_t token = blockIdx.y, e = blockIdx.x * blockDim.x + threadIdx.x;
+
+    cuda_pdl_go();
+    cuda_pdl_wait();
+    if (e < n_col)
+        mm_int_store(to, e / 32, token, token < to.n_token ? x[token * x_stride + e] : 0.0f);
+}
+
+/* A block a token, of at most MM_NORM_COLS columns: normalised first, as by cuda_rms_norm(). */
+static __global__ void __launch_bounds__(MM_NORM_THREADS)
+    mm_int_norm_kernel(const float *x, uint64_t x_stride, uint32_t n_col, const float *norm,
+                       float eps, const mm_int_dst to)
+{
+    __shared__ float part[MM_NORM_THREADS / 32];
+    const uint32_t   token = blockIdx.x, lane = threadIdx.x % 32;
+    float            own[MM_NORM_OWN], w[MM_NORM_OWN], sum = 0.0f;
+
+    cuda_pdl_go();
+#pragma unroll
+    for (uint32_t i = 0; i < MM_NORM_OWN; i++) {
+        const uint32_t e = threadIdx.x + i * MM_NORM_THREADS;
+        w[i]             = e < n_col ? norm[e] : 0.0f;
+    }
+    cuda_pdl_wait();
+#pragma unroll
+    for (uint32_t i = 0; i < MM_NORM_OWN; i++) {
+        const uint32_t e = threadIdx.x + i * MM_NORM_THREADS;
+        own[i]           = token < to.n_token && e < n_col ? x[token * x_stride + e] : 0.0f;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < MM_NORM_OWN; i++)
+        sum += own[i] * own[i];
+    sum = cuda_warp_sum(sum);
+    if (lane == 0)
+        part[threadIdx.x / 32] = sum;
+    __syncthreads();
+    const float scale = rsqrtf(cuda_warp_sum(part[lane]) / (float)n_col + eps);
+#pragma unroll
+    for (uint32_t i = 0; i < MM_NORM_OWN; i++) {
+        const uint32_t e = threadIdx.x + i * MM_NORM_THREADS;
+        if (e < n_col)
+            mm_int_store(to, e / 32, token, own[i] * scale * w[i]);
+    }
 }
 
 /* Fills in the integers of g's activations; quantised weights of any type use the same. */
-static void mm_ints(const cuda_backend *be, gemv_args *g, cudaStream_t s)
+static void mm_ints(const cuda_backend *be, const kvd_matmul_args *a, gemv_args *g, cudaStream_t s)
 {
-    uint8_t       *p = (uint8_t *)cuda_scratch_of(be, CUDA_SCRATCH_MATMUL, mm_int_bytes(g->n_col));
-    const uint64_t n = mm_int_cols(g->n_col);
-    int8_t        *high = (int8_t *)p, *low = high + GEMV_TOKENS * n;
-    float2        *d = (float2 *)(p + 2 * GEMV_TOKENS * n);
+    int8_t        *p  = (int8_t *)cuda_scratch_of(be, CUDA_SCRATCH_MATMUL, mm_int_bytes(g->n_col));
+    float2        *xd = (float2 *)(p + mm_int_planes(GEMV_TOKENS, g->n_col));
+    const uint32_t even = (g->n_token + 1) / 2 * 2;
 
-    g->xq_stride = n;
-    g->xq        = high;
-    g->xl        = low;
-    g->xd        = d;
-    mm_int_kernel<<<dim3(cuda_div_up(n, GEMV_THREADS), g->n_token), GEMV_THREADS, 0, s>>>(
-        g->x, g->x_stride, g->n_col, n, high, low, d);
+    g->xq = (const uint4 *)p;
+    g->xd = xd;
+    if (a->norm)
+        cuda_launch(be, mm_int_norm_kernel, even, MM_NORM_THREADS, 0, s, g->x, g->x_stride,
+                    g->n_col, a->norm, a->norm_eps, mm_int_dst{ g->n_token, p, xd });
+    else
+        cuda_launch(be, mm_int_kernel, dim3(cuda_div_up(g->n_col, GEMV_THREADS), even),
+                    GEMV_THREADS, 0, s, g->x, g->x_stride, g->n_col,
+                    mm_int_dst{ g->n_token, p, xd });
 }
 
 static bool mm_is_float(kvd_dtype type)
@@ -99,22 +162,52 @@ static bool mm_is_float(kvd_dtype type)
     return type == KVD_DTYPE_F32 || type == KVD_DTYPE_F16 || type == KVD_DTYPE_BF16;
 }
 
-static void mm_gemv_type(const gemv_args &g, uint32_t n_sm, bool wa, cudaStream_t s)
+static kvd_status mm_gemv_type(const cuda_backend *be, const gemv_args &g, cudaStream_t s,
+                               kvd_err *err)
 {
     const kvd_dtype type = g.out[0].w.type;
-    const bool      xa   = (uintptr_t)g.x % 16 == 0 && g.x_stride % 4 == 0;
 
-    if (mm_is_float(type))
-        cuda_gemv_float(type, g, n_sm, wa, xa, s);
-    else if (kvd_dtype_get(type)->block_len == KVD_BLOCK_SMALL)
-        cuda_gemv_small(type, g, n_sm, wa, s);
-    else
-        cuda_gemv_super(type, g, n_sm, wa, s);
+    if (!mm_is_float(type))
+        return kvd_dtype_get(type)->block_len == KVD_BLOCK_SMALL
+                   ? cuda_gemv_small(be, type, g, s, err)
+                   : cuda_gemv_super(be, type, g, s, err);
+    cuda_gemv_float(be, type, g, s);
+    return KVD_OK;
+}
+
+static bool mm_wide(const kvd_weight *w)
+{
+    const uint64_t packed = kvd_dtype_row_bytes(w->type, w->n_col);
+
+    return ((uintptr_t)w->data | w->row_bytes | packed) % 16 == 0;
+}
+
+/* Moves output i of a and those that can share its launch to g. */
+static void mm_gather(const kvd_matmul_args *a, uint32_t first, uint32_t i, bool *done,
+                      gemv_args *g)
+{
+    const kvd_weight *w = &a->out[i].w;
+
+    g->aligned = cuda_dq_aligned(w);
+    g->wide    = mm_wide(w);
+    for (uint32_t j = i; j < a->n_out; j++) {
+        kvd_matmul_out o = a->out[j];
+
+        if (done[j] || o.w.type != w->type || cuda_dq_aligned(&o.w) != g->aligned ||
+            mm_wide(&o.w) != g->wide)
+            continue;
+        done[j] = true;
+        if (o.w.n_row == 0)
+            continue;
+        o.y += first * o.y_stride;
+        g->out[g->n_out++] = o;
+        g->n_row += o.w.n_row;
+    }
 }
 
 /* Tokens [first, first + n), n <= 8; outputs of equal type in one launch. */
-static void mm_gemv(const cuda_backend *be, const kvd_matmul_args *a, uint32_t first, uint32_t n,
-                    cudaStream_t s)
+static kvd_status mm_gemv(const cuda_backend *be, const kvd_matmul_args *a, uint32_t first,
+                          uint32_t n, cudaStream_t s, kvd_err *err)
 {
     bool      done[KVD_MATMUL_OUT_MAX] = {};
     gemv_args all                      = {};
@@ -123,41 +216,54 @@ static void mm_gemv(const cuda_backend *be, const kvd_matmul_args *a, uint32_t f
     all.n_col    = a->n_col;
     all.x_stride = a->x_stride;
     all.x        = a->x + first * a->x_stride;
+    all.swiglu   = a->swiglu;
     for (uint32_t i = 0; i < a->n_out; i++) {
-        const bool wa = cuda_dq_aligned(&a->out[i].w);
-
         if (done[i])
             continue;
         if (!be->precise && !all.xq && !mm_is_float(a->out[i].w.type))
-            mm_ints(be, &all, s);
+            mm_ints(be, a, &all, s);
         gemv_args g = all;
-        for (uint32_t j = i; j < a->n_out; j++) {
-            kvd_matmul_out o = a->out[j];
-
-            if (done[j] || o.w.type != a->out[i].w.type || cuda_dq_aligned(&o.w) != wa)
-                continue;
-            done[j] = true;
-            if (o.w.n_row == 0)
-                continue;
-            o.y += first * o.y_stride;
-            g.out[g.n_out++] = o;
-            g.n_row += o.w.n_row;
-        }
+        mm_gather(a, first, i, done, &g);
         if (g.n_row)
-            mm_gemv_type(g, be->n_sm, wa, s);
+            KVD_TRY(mm_gemv_type(be, g, s, err));
     }
+    return KVD_OK;
 }
 
 /* ---- many tokens ---------------------------------------------------------------------- */
 
+/* A block a row, 8 elements a thread; wide: they begin on 16 bytes. */
 static __global__ void mm_round_x_kernel(const float *x, uint64_t x_stride, uint32_t n_col,
-                                         uint32_t n_pad, __nv_bfloat16 *to)
+                                         uint32_t n_pad, bool wide, __nv_bfloat16 *to)
 {
     const float   *row = x + blockIdx.x * x_stride;
     __nv_bfloat16 *out = to + (uint64_t)blockIdx.x * n_pad;
 
-    for (uint32_t i = threadIdx.x; i < n_pad; i += blockDim.x)
-        out[i] = __float2bfloat16_rn(i < n_col ? row[i] : 0.0f);
+    for (uint32_t i = 8 * threadIdx.x; i < n_pad; i += 8 * blockDim.x) {
+        __nv_bfloat162 pair[4];
+        float          v[8];
+
+        if (wide && i + 8 <= n_col) {
+            *(float4 *)v       = *(const float4 *)(row + i);
+            *(float4 *)(v + 4) = *(const float4 *)(row + i + 4);
+        } else {
+#pragma unroll
+            for (uint32_t j = 0; j < 8; j++)
+                v[j] = i + j < n_col ? row[i + j] : 0.0f;
+        }
+#pragma unroll
+        for (uint32_t j = 0; j < 4; j++)
+            pair[j] = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
+        *(uint4 *)(out + i) = *(const uint4 *)pair;
+    }
+}
+
+static void mm_round_x(const kvd_matmul_args *a, uint32_t pad, __nv_bfloat16 *to, cudaStream_t s)
+{
+    const bool     wide     = (uintptr_t)a->x % 16 == 0 && a->x_stride % 4 == 0;
+    const uint32_t n_thread = (uint32_t)kvd_min_u64(cuda_div_up(pad / MM_PAD, 32) * 32ull, 512);
+
+    mm_round_x_kernel<<<a->n_token, n_thread, 0, s>>>(a->x, a->x_stride, a->n_col, pad, wide, to);
 }
 
 /* A warp a row. */
@@ -255,44 +361,68 @@ static kvd_status mm_gemm(const cuda_backend *be, const kvd_matmul_args *a, cuda
              mm_int_bytes(a->n_col);
     m.x    = (__nv_bfloat16 *)(m.work + MM_WORK_BYTES);
     m.tile = (__nv_bfloat16 *)(m.work + MM_WORK_BYTES + x_bytes);
-    mm_round_x_kernel<<<a->n_token, GEMV_THREADS, 0, s>>>(a->x, a->x_stride, a->n_col, pad, m.x);
+    mm_round_x(a, pad, m.x, s);
     for (uint32_t i = 0; i < a->n_out; i++)
         KVD_TRY(mm_gemm_out(be, a, &a->out[i], &m, s, err));
     return cuda_launched("matmul", err);
 }
 
-/* Up to how many tokens weights are read once for each 8 of them: quantised ones are half the time
- * of a dequantised tile (measured at 14336 x 4096). */
+/* Up to how many tokens weights are read once for each 8 of them: quantised ones are a sixth of the
+ * time of a dequantised tile (measured at 14336 x 4096). */
 static uint32_t mm_gemv_tokens(const kvd_matmul_args *a)
 {
     for (uint32_t i = 0; i < a->n_out; i++) {
         if (mm_is_float(a->out[i].w.type))
             return GEMV_TOKENS;
     }
-    return 2 * GEMV_TOKENS;
+    return 6 * GEMV_TOKENS;
 }
 
-/* Whether all weights can be the library's operands as they lie. */
-static bool mm_direct(const kvd_matmul_args *a)
+static bool mm_few(const cuda_backend *be, const kvd_matmul_args *a)
+{
+    return !be->lt || be->precise || be->deterministic || a->n_token <= mm_gemv_tokens(a);
+}
+
+/* Whether the norm can be a part of making integers. */
+static bool mm_fuses_norm(const cuda_backend *be, const kvd_matmul_args *a)
 {
     for (uint32_t i = 0; i < a->n_out; i++) {
-        const kvd_weight *w = &a->out[i].w;
-
-        if (w->type != KVD_DTYPE_BF16 || !cuda_dq_aligned(w) || w->row_bytes != 2ull * w->n_col)
+        if (mm_is_float(a->out[i].w.type))
             return false;
     }
-    return true;
+    return !be->precise && a->n_col <= MM_NORM_COLS && mm_few(be, a);
 }
 
-/* Without the norm and the swiglu around it. */
+/* Whether both outputs are of one launch, of kernels that know of it.  The last tokens of many may
+ * be a launch of one, so what that does decides. */
+static bool mm_fuses_swiglu(const cuda_backend *be, const kvd_matmul_args *a)
+{
+    const kvd_weight *w                        = &a->out[0].w;
+    bool              done[KVD_MATMUL_OUT_MAX] = {};
+    gemv_args         g                        = {};
+
+    if (!mm_few(be, a) || a->n_token == 0)
+        return false;
+    mm_gather(a, 0, 0, done, &g);
+    if (g.n_out != 2)
+        return false;
+    if (!mm_is_float(w->type))
+        return !be->precise;
+    g.n_token  = (a->n_token - 1) % GEMV_TOKENS + 1;
+    g.n_col    = a->n_col;
+    g.x        = a->x;
+    g.x_stride = a->x_stride;
+    return gemv_float_choose(be, g) != GEMV_WAY_ROWS;
+}
+
+/* norm and swiglu of a are those that are part of it. */
 static kvd_status mm_product(const cuda_backend *be, const kvd_matmul_args *a, cudaStream_t s,
                              kvd_err *err)
 {
-    if (be->lt && !be->precise && !be->deterministic &&
-        (a->n_token > mm_gemv_tokens(a) || (a->n_token >= MM_GEMM_BF16 && mm_direct(a))))
+    if (!mm_few(be, a))
         return mm_gemm(be, a, s, err);
     for (uint32_t t = 0; t < a->n_token; t += GEMV_TOKENS)
-        mm_gemv(be, a, t, (uint32_t)kvd_min_u64(GEMV_TOKENS, a->n_token - t), s);
+        KVD_TRY(mm_gemv(be, a, t, (uint32_t)kvd_min_u64(GEMV_TOKENS, a->n_token - t), s, err));
     return cuda_launched("matmul", err);
 }
 
@@ -303,15 +433,17 @@ kvd_status cuda_matmul(kvd_stream *st, const kvd_matmul_args *a, kvd_err *err)
 
     kvd_assert(a->n_out <= KVD_MATMUL_OUT_MAX);
     kvd_assert(a->n_token <= be->lim.n_token && a->n_col <= be->lim.n_col);
-    if (a->norm) {
+    if (a->norm && !mm_fuses_norm(be, a)) {
         const kvd_rms_norm_args n = kvd_matmul_norm(a);
 
         KVD_TRY(cuda_rms_norm(st, &n, err));
+        b.norm     = NULL;
         b.x        = a->xn;
         b.x_stride = a->n_col;
     }
+    b.swiglu = a->swiglu && mm_fuses_swiglu(be, &b);
     KVD_TRY(mm_product(be, &b, st->s, err));
-    if (a->swiglu) {
+    if (a->swiglu && !b.swiglu) {
         const kvd_swiglu_args g = kvd_matmul_swiglu(a);
 
         KVD_TRY(cuda_swiglu(st, &g, err));

@@ -177,6 +177,8 @@ static uint32_t parts_of(const cuda_backend *be, const select_job &j)
     const uint64_t most  = kvd_div_up(be->lim.n_chunk, SCAN_UNITS);
     const uint64_t n     = 2ull * be->n_sm / lanes; /* two fit into a processor at once */
 
+    if (j.fast)
+        return cuda_select_fast_parts(be, lanes, j.group);
     return (uint32_t)kvd_max_u64(1, kvd_min_u64(kvd_min_u64(n, most), SELECT_PARTS_MAX));
 }
 
@@ -194,6 +196,7 @@ static select_job job_of(const cuda_backend *be, const kvd_select_args *a)
     j.first_row  = a->rule == KVD_GQA_MEAN_LOGITS ? j.group : 0;
     j.row_stride = row_stride_of(&be->lim);
     j.log_tokens = logf((float)j.s.chunk_tokens);
+    j.fast       = cuda_select_fast_can(be, j);
     j.n_part     = parts_of(be, j);
     bytes        = place(&j, NULL, j.n_lane, (uint64_t)a->n_seq * a->n_head);
     place(&j, (uint8_t *)cuda_scratch_of(be, CUDA_SCRATCH_SELECT, bytes), j.n_lane,
@@ -215,30 +218,47 @@ static cudaError_t weigh(const cuda_backend *be, const select_job &j, cudaStream
     return sp_launch(be, s, grid, SUM_THREADS, 0, 1, sum_logits, j);
 }
 
-kvd_status cuda_select(kvd_stream *st, const kvd_select_args *a, kvd_err *err)
+/* window: NULL, or what finish goes on to; beside: see cuda_select_fast(). */
+static kvd_status run(kvd_stream *st, const kvd_select_args *a, const kvd_choose_args *window,
+                      bool beside, kvd_err *err)
 {
     const cuda_backend *be = cuda_enter(st);
     select_job          j;
     bool                cascade;
 
-    if (a->n_seq == 0)
-        return KVD_OK;
     kvd_assert(a->n_head % a->index.n_kv_head == 0);
     if (a->n_head / a->index.n_kv_head > SELECT_GROUP_MAX)
         return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "cuda: select: %u query heads share a KV head",
                         a->n_head / a->index.n_kv_head);
     j       = job_of(be, a);
     cascade = j.s.kind == KVD_INDEX_CASCADE;
-    CUDA_TRY(cuda_select_scan(be, j, j.s.kind == KVD_INDEX_QUANT_K, st->s), "select", err);
+    if (j.fast)
+        CUDA_TRY(cuda_select_fast(be, j, beside, st->s), "select", err);
+    else
+        CUDA_TRY(cuda_select_scan(be, j, j.s.kind == KVD_INDEX_QUANT_K, st->s), "select", err);
     if (j.first_row || j.s.kind == KVD_INDEX_CLUSTER)
         CUDA_TRY(weigh(be, j, st->s), "select", err);
     if (cascade) {
-        CUDA_TRY(cuda_select_finish(be, j, true, false, st->s), "select", err);
+        CUDA_TRY(cuda_select_finish(be, j, NULL, true, false, st->s), "select", err);
         CUDA_TRY(sp_launch(be, st->s, dim3(RERANK_GRID, j.n_lane), RERANK_WARPS * WARP, 0, 1,
                            rerank, j),
                  "select", err);
         CUDA_TRY(weigh(be, j, st->s), "select", err);
     }
-    CUDA_TRY(cuda_select_finish(be, j, false, cascade, st->s), "select", err);
+    CUDA_TRY(cuda_select_finish(be, j, window, false, cascade, st->s), "select", err);
     return KVD_OK;
+}
+
+kvd_status cuda_select(kvd_stream *st, const kvd_select_args *a, kvd_err *err)
+{
+    return a->n_seq ? run(st, a, NULL, false, err) : KVD_OK;
+}
+
+/* Attention over the kept set begins when all before it is done, so the scan may run beside it. */
+kvd_status cuda_choose(kvd_stream *st, const kvd_choose_args *a, kvd_err *err)
+{
+    if (a->select.n_seq == 0)
+        return KVD_OK;
+    KVD_TRY(cuda_attn_span(st, &a->kept, err));
+    return run(st, &a->select, a, true, err);
 }

@@ -12,7 +12,7 @@
 #ifndef KVD_CUDA_SELECT_CUH
 #define KVD_CUDA_SELECT_CUH
 
-#include "backend/cuda/cuda_sparse.cuh"
+#include "backend/cuda/cuda_window.cuh"
 
 extern "C" {
 #include "backend/index_layout.h"
@@ -26,6 +26,7 @@ typedef struct select_job {
     kvd_select_args a;
     cpu_index_shape s;
     uint32_t        group, n_lane, n_part;
+    bool            fast;             /* scan by cuda_select_fast() */
     uint32_t        heads, first_row; /* rows of logits that are weighed */
     uint32_t        n_row;            /* group + 1: the last one is for the mean */
     uint64_t        row_stride;       /* a multiple of 4 */
@@ -85,8 +86,16 @@ static __device__ __forceinline__ void select_merge(float *max, float *sum, floa
 /* cuda_select_scan.cu; keys: of the key plane. */
 cudaError_t cuda_select_scan(const cuda_backend *be, const select_job &j, bool keys,
                              cudaStream_t s);
-/* cuda_select_finish.cu; rerank: only lists the best 4 k; listed: selects among these. */
-cudaError_t cuda_select_finish(const cuda_backend *be, const select_job &j, bool rerank,
-                               bool listed, cudaStream_t s);
+/* cuda_select_fast.cu: the same of some indexes' landmarks, with so many parts; beside: the kernel
+ * ahead began after all those before it, and this one reads nothing of what it writes. */
+bool        cuda_select_fast_can(const cuda_backend *be, const select_job &j);
+uint32_t    cuda_select_fast_parts(const cuda_backend *be, uint64_t n_lane, uint32_t group);
+cudaError_t cuda_select_fast(const cuda_backend *be, const select_job &j, bool beside,
+                             cudaStream_t s);
+/* cuda_select_finish.cu; window (NULL: not wanted): goes on to the windows' change and spans;
+ * rerank: only lists the best 4 k; listed: selects among these. */
+cudaError_t cuda_select_finish(const cuda_backend *be, const select_job &j,
+                               const kvd_choose_args *window, bool rerank, bool listed,
+                               cudaStream_t s);
 
 #endif

@@ -7,7 +7,7 @@
 #ifndef KVD_CUDA_SPARSE_CUH
 #define KVD_CUDA_SPARSE_CUH
 
-#include "backend/cuda/cuda_impl.h"
+#include "backend/cuda/cuda_launch.cuh"
 
 #define WARP      32u
 #define ALL_LANES 0xffffffffu
@@ -165,10 +165,8 @@ static __device__ __forceinline__ void sp_pick_bin(const uint32_t *hist, const u
  * and their writes are seen.  Then lets the next one be set up beside this one. */
 static __device__ __forceinline__ void sp_begin(void)
 {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+    cuda_pdl_wait();
+    cuda_pdl_go();
 }
 
 /* Launches a kernel that calls sp_begin(); cluster: blocks of a cluster along x, 1: none. */

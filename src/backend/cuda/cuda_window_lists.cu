@@ -6,6 +6,7 @@
  * take processors from what runs beside it (see cuda_record.cu).
  * Owns: nothing.  Thread: the backend's caller. */
 #include "backend/cuda/cuda_record.cuh"
+#include "backend/cuda/cuda_window.cuh"
 
 #define LIST_THREADS  256u
 #define POST_THREADS  1024u
@@ -15,109 +16,13 @@
 
 /* ---- spans ------------------------------------------------------------------------- */
 
-typedef struct list_lane {
-    kvd_window_seq   s;
-    kvd_window_place p;
-    uint32_t         at, head; /* at: number of the lane */
-} list_lane;
-
-static __device__ uint64_t list_record(const kvd_window_spans_args &a, const list_lane &l,
-                                       uint32_t slot)
-{
-    const uint32_t per = a.kv.block_tokens / a.kv.chunk_tokens;
-    uint32_t       chunk;
-
-    if (!a.in_place)
-        return l.p.at[l.head] + a.slot_off + slot * a.kv.record_bytes;
-    chunk = l.s.chunk_of[l.head * a.slot_stride + slot];
-    return l.p.block[chunk / per] + a.kv.lane_off + l.head * a.kv.head_stride +
-           chunk % per * a.kv.record_bytes;
-}
-
-/* Whether an ascending list has it. */
-static __device__ bool list_has(const uint32_t *list, uint32_t n, uint32_t x)
-{
-    uint32_t lo = 0;
-
-    while (n > 0) {
-        const uint32_t half = n / 2;
-
-        if (list[lo + half] < x) {
-            lo += half + 1;
-            n -= half + 1;
-        } else if (list[lo + half] == x) {
-            return true;
-        } else {
-            n = half;
-        }
-    }
-    return false;
-}
-
-/* Selected chunks that are no misses, in their order; returns how many. */
-static __device__ uint32_t list_selected(const kvd_window_spans_args &a, const list_lane &l,
-                                         uint64_t *out)
-{
-    __shared__ uint32_t     mem[WARP + 1];
-    const kvd_window_result r       = a.change[l.at];
-    const uint32_t         *sel     = l.s.sel + l.head * a.sel_stride;
-    const uint32_t         *fetch   = l.s.fetch + l.head * a.sel_stride;
-    const uint16_t         *slot_of = l.s.slot_of + l.head * a.lane_stride;
-    const uint32_t          n_sel   = a.select[l.at].n_sel;
-    uint32_t                n       = 0;
-
-    for (uint32_t first = 0; first < n_sel; first += LIST_THREADS) {
-        const uint32_t i     = first + threadIdx.x;
-        const uint32_t chunk = i < n_sel ? sel[i] & ~KVD_SELECT_URGENT : 0;
-        const bool     hit   = i < n_sel && !list_has(fetch, r.n_urgent, chunk) &&
-                         !list_has(fetch + r.n_urgent, r.n_miss - r.n_urgent, chunk);
-        uint32_t       all;
-        const uint32_t before = sp_block_scan<uint32_t>(hit, &all, mem);
-
-        if (hit)
-            out[n + before] = list_record(a, l, slot_of[chunk]);
-        n += all;
-        __syncthreads();
-    }
-    return n;
-}
-
 static __global__ void __launch_bounds__(LIST_THREADS)
     list_spans(const __grid_constant__ kvd_window_spans_args a)
 {
-    list_lane         l;
-    kvd_window_result r;
-    uint64_t         *near_, *urgent;
-    const uint32_t   *stay, *into;
-    uint32_t          n;
+    __shared__ uint32_t mem[WARP + 1];
 
     sp_begin();
-    l.at   = blockIdx.x;
-    l.head = l.at % a.n_kv_head;
-    l.s    = a.seq[l.at / a.n_kv_head];
-    l.p    = a.place[l.at / a.n_kv_head];
-    r      = a.change[l.at];
-    near_  = a.near + l.at * a.list_stride;
-    urgent = a.urgent + l.at * a.list_stride;
-    stay   = l.s.stay + l.head * a.slot_stride;
-    into   = l.s.into + l.head * a.sel_stride;
-    n      = r.n_stay;
-    if (a.selected)
-        n = list_selected(a, l, near_);
-    for (uint32_t i = threadIdx.x; i < n && !a.selected; i += LIST_THREADS)
-        near_[i] = list_record(a, l, stay[i]);
-    for (uint32_t i = threadIdx.x; i < r.n_urgent; i += LIST_THREADS)
-        urgent[i] = list_record(a, l, into[i]);
-    if (threadIdx.x == 0) {
-        kvd_attn_span s = {};
-
-        s.record            = near_;
-        s.n_record          = n;
-        a.near_span[l.at]   = s;
-        s.record            = urgent;
-        s.n_record          = r.n_urgent;
-        a.urgent_span[l.at] = s;
-    }
+    window_list(a, blockIdx.x, mem);
 }
 
 kvd_status cuda_window_spans(kvd_stream *st, const kvd_window_spans_args *a, kvd_err *err)
