@@ -187,11 +187,16 @@ kvd_status kv_tier_see(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer
 {
     const uint64_t bytes = s->n_chunk_max * sizeof(*s->ema);
     const uint64_t at    = kv_lane(s, seq, layer) * bytes;
-    const uint64_t from  = (uint64_t)((uint8_t *)s->ema - (uint8_t *)s->region[KV_MAP].ptr);
+    const uint8_t *ema   = (const uint8_t *)s->ema;
+    uint32_t       r     = 0;
 
     if (!s->tier || !s->tier->seen.ptr)
         return KVD_OK;
-    return s->be->ops->copy(st, s->tier->seen, at, s->region[KV_MAP], from + at,
+    while (ema < (const uint8_t *)s->region[r].ptr ||
+           ema >= (const uint8_t *)s->region[r].ptr + s->region[r].bytes)
+        r++; /* they lie in one of them */
+    return s->be->ops->copy(st, s->tier->seen, at, s->region[r],
+                            (uint64_t)(ema - (const uint8_t *)s->region[r].ptr) + at,
                             s->params.n_kv_head * bytes, err);
 }
 

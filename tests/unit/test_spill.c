@@ -14,7 +14,7 @@
 #include "support/disk_model.h"
 #include "support/split.h"
 
-enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 330, N_SEQ = 3 };
+enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 240, N_SEQ = 3 };
 
 static kvd_err     err;
 static const char *backend; /* NULL: the CPU's, its memory hidden */
