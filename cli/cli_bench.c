@@ -13,13 +13,7 @@
 
 #include "cli.h"
 
-#define LIST_MAX 32
 #define RUNS_MAX 1000
-
-typedef struct list {
-    uint32_t x[LIST_MAX];
-    int      n;
-} list;
 
 typedef struct bench_case {
     uint32_t n_prompt, n_gen, depth, n_seq;
@@ -34,11 +28,11 @@ typedef struct bench {
     double          sanity;
 } bench;
 
-static kvd_status parse_list(const kvd_opts *o, const char *name, list *out, kvd_err *err)
+kvd_status cli_parse_list(const kvd_opts *o, const char *name, cli_list *out, kvd_err *err)
 {
     const char *s = kvd_opts_text(o, name);
 
-    for (out->n = 0; out->n < LIST_MAX; out->n++) {
+    for (out->n = 0; out->n < CLI_LIST_MAX; out->n++) {
         char               *end;
         const unsigned long x = strtoul(s, &end, 10);
 
@@ -52,7 +46,7 @@ static kvd_status parse_list(const kvd_opts *o, const char *name, list *out, kvd
             return KVD_OK;
         }
     }
-    return kvd_fail(err, KVD_E_INVAL, 0, "--%s: more than %d numbers", name, LIST_MAX);
+    return kvd_fail(err, KVD_E_INVAL, 0, "--%s: more than %d numbers", name, CLI_LIST_MAX);
 }
 
 /* Token ids that exercise the whole vocabulary; speed does not depend on them. */
@@ -258,12 +252,12 @@ static kvd_status sanity_score(bench *b, kvd_err *err)
 
 static kvd_status run_lists(bench *b, kvd_err *err)
 {
-    list p, n, d, np;
+    cli_list p, n, d, np;
 
-    KVD_TRY(parse_list(b->o, "n-prompt", &p, err));
-    KVD_TRY(parse_list(b->o, "n-gen", &n, err));
-    KVD_TRY(parse_list(b->o, "n-depth", &d, err));
-    KVD_TRY(parse_list(b->o, "n-parallel", &np, err));
+    KVD_TRY(cli_parse_list(b->o, "n-prompt", &p, err));
+    KVD_TRY(cli_parse_list(b->o, "n-gen", &n, err));
+    KVD_TRY(cli_parse_list(b->o, "n-depth", &d, err));
+    KVD_TRY(cli_parse_list(b->o, "n-parallel", &np, err));
     for (int k = 0; k < np.n * d.n; k++) {
         bench_case c = { .depth = d.x[k % d.n], .n_seq = np.x[k / d.n] ? np.x[k / d.n] : 1 };
 
@@ -293,11 +287,13 @@ int cli_bench(const kvd_opts *o)
         kvd_model_get_info(b.m, &b.info);
         st = sanity_score(&b, &err);
     }
+    if (st == KVD_OK && kvd_opts_flag(o, "schedules"))
+        b.n_row = -1; /* rows of another form */
     if (st == KVD_OK)
-        st = run_lists(&b, &err);
+        st = b.n_row ? cli_bench_schedules(b.m, o, &err) : run_lists(&b, &err);
     if (st == KVD_OK && b.n_row == 0)
         st = kvd_fail(&err, KVD_E_INVAL, 0, "nothing to measure: -p and -n are both 0");
-    if (b.n_row && strcmp(b.form, "json") == 0)
+    if (b.n_row > 0 && strcmp(b.form, "json") == 0)
         puts("]");
     kvd_model_close(b.m);
     return st == KVD_OK ? EXIT_OK : cli_fail(&err);

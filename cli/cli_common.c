@@ -151,6 +151,8 @@ static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, k
     a->min_mass    = a->min_mass > 0.0f ? a->min_mass : -1.0f;
     a->index       = cli_index_name(o);
     a->zone        = (uint32_t)kvd_opts_int(o, "zone");
+    a->schedule    = (kvd_schedule)choice("sequential|elastic", kvd_opts_text(o, "schedule"));
+    a->micro_batch = (uint32_t)kvd_opts_int(o, "micro-batch");
     a->group_rule  = kvd_opts_text(o, "group-rule");
     if (!cli_parse_budget(kvd_opts_text(o, "budget"), a))
         return kvd_fail(err, KVD_E_INVAL, 0,
@@ -184,6 +186,7 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
     p->n_local      = (uint32_t)kvd_opts_int(o, "local");
     p->attention    = a;
     p->trace_path   = kvd_opts_text(o, "trace");
+    p->lookup       = (kvd_lookup)choice("device|host", kvd_opts_text(o, "lookup"));
     if (o->command != CMD_BENCH) {
         p->cache_dir      = kvd_opts_text(o, "cache-dir");
         p->cache_bytes    = kvd_opts_size(o, "kv-disk");

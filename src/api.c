@@ -411,6 +411,7 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.n_disk_late        = c.n_disk_late;
     st.zone_share         = c.n_mass ? c.zone / (double)c.n_mass : 0.0;
     st.zone_ns            = c.zone_ns;
+    engine_schedule_stats(s, &st);
     give_struct(out, &st, sizeof(st));
 }
 

@@ -104,6 +104,16 @@ typedef struct engine_seq {
     bool     rope_long;  /* its K was rotated with the long factors (LongRoPE) */
 } engine_seq;
 
+/* Sizes of micro-batches as they are tried for one number of rows (engine_schedule.c). */
+#define ENGINE_MICRO_MAX   13u
+#define ENGINE_MICRO_STEPS 5u /* timed, of each */
+typedef struct engine_trials {
+    uint32_t rows; /* of a micro-batch in the step under way and the last one; 0: none */
+    uint32_t n_size, size, step; /* sizes; which one is tried, n_size: all were; its steps so far */
+    uint32_t best;               /* rows, when all were */
+    float    ms[ENGINE_MICRO_MAX][ENGINE_MICRO_STEPS];
+} engine_trials;
+
 struct kvd_session {
     kvd_model         *model;
     kvd_session_params params; /* complete: no zeros left but kv_device and kv_host */
@@ -132,6 +142,9 @@ struct kvd_session {
     kvd_graph **graph;      /* [2][n_seq] recorded steps by number of rows, dense and sparse;
                                NULL: the backend has none */
     uint32_t graph_reserve; /* model->n_reserve when they were recorded */
+
+    engine_trials *trials; /* [n_seq] by number of rows; NULL: sizes are not tried */
+    uint64_t       trial_ns, trial_refill;
 
     uint32_t    n_logits; /* valid rows in buf.logits */
     atomic_bool cancel;
@@ -167,9 +180,17 @@ kvd_status engine_buffers_download(kvd_session *s, uint32_t n, kvd_err *err);
 typedef kvd_status (*engine_enqueue_fn)(kvd_session *s, uint32_t n_token, kvd_err *err);
 kvd_status engine_graphs_open(kvd_session *s, kvd_err *err);
 void       engine_graphs_drop(kvd_session *s); /* after a change of how rows attend */
+void       engine_graph_forget(kvd_session *s, uint32_t n_row); /* of sparse steps of n_row rows */
 void       engine_graphs_close(kvd_session *s);
 bool       engine_graph_fits(const kvd_session *s, uint32_t n_token);
 kvd_status engine_graph_step(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn, kvd_err *err);
+/* engine_schedule.c: apply hands the schedule to the store; begin and end go round a batch. */
+kvd_status engine_schedule_open(kvd_session *s, kvd_err *err);
+void       engine_schedule_close(kvd_session *s);
+void       engine_schedule_apply(kvd_session *s);
+void       engine_schedule_begin(kvd_session *s, uint32_t n_token);
+void       engine_schedule_end(kvd_session *s, uint32_t n_token);
+void       engine_schedule_stats(const kvd_session *s, kvd_stats *out);
 /* engine_fingerprint.c */
 kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t out[32],
                               kvd_err *err);

@@ -27,6 +27,16 @@ void engine_graphs_drop(kvd_session *s)
     s->graph_reserve = s->model->n_reserve;
 }
 
+void engine_graph_forget(kvd_session *s, uint32_t n_row)
+{
+    kvd_graph **g = s->graph ? &s->graph[s->params.n_seq + n_row - 1] : NULL;
+
+    if (!g)
+        return;
+    s->model->be->ops->graph_close(*g);
+    *g = NULL;
+}
+
 void engine_graphs_close(kvd_session *s)
 {
     engine_graphs_drop(s);

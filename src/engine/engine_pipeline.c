@@ -139,9 +139,7 @@ static kvd_status attend_sparse(kvd_session *s, uint32_t layer, const model_run 
                          .out        = r->att,
                          .scale      = hp->attn_scale };
 
-    KVD_TRY(kv_select(s->kv, r->stream, &q, err));
-    KVD_TRY(kv_fetch(s->kv, r->stream, &q, err));
-    return kv_attend(s->kv, r->stream, &q, err);
+    return kv_attend_sparse(s->kv, r->stream, &q, err);
 }
 
 /* A batch with sparse rows: the others, runs of them, attend to everything. */
@@ -350,16 +348,19 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
     kvd_status st;
 
     fill_cos_sin(s);
+    engine_schedule_begin(s, n_token);
     st = kv_step_begin(s->kv, s->model->stream, s->sparse_seq, s->buf.sparse_row, s->n_sparse, err);
     if (st == KVD_OK)
         st = engine_graph_fits(s, n_token) ? engine_graph_step(s, n_token, enqueue, err)
                                            : enqueue(s, n_token, err);
     if (st == KVD_OK)
         st = s->model->be->ops->stream_sync(s->model->stream, err);
-    if (st == KVD_OK)
+    if (st == KVD_OK) {
         kv_step_end(s->kv);
-    else
+        engine_schedule_end(s, n_token);
+    } else {
         drain(s);
+    }
     kvd_alloc_guard(was);
     return st;
 }

@@ -83,6 +83,8 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
                         "most %u",
                         p->disk_lag, DISK_LAG_MAX);
     p->disk_lag = p->disk_lag ? p->disk_lag : 1;
+    if (p->lookup < KVD_LOOKUP_DEVICE || p->lookup > KVD_LOOKUP_HOST)
+        return kvd_fail(err, KVD_E_INVAL, 0, "lookup %d is none of kvd_lookup", (int)p->lookup);
     if (p->host_records && p->n_host_records != hp->n_layer * hp->n_kv_head)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "host records for %u lanes; the model has %u layers x %u KV heads",
@@ -145,9 +147,11 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_dir      = p->cache_dir,
         .cache_bytes    = p->cache_bytes,
         .cache_min_free = p->cache_min_free,
-        .device_steps   = !m->be->unified && (!index || sh->attention.params.zone == 0),
-        .lazy           = p->resume == KVD_RESUME_SPARSE,
-        .disk_lag       = p->disk_lag,
+        .device_steps   = !m->be->unified && p->lookup == KVD_LOOKUP_DEVICE &&
+                        (!index || sh->attention.params.zone == 0),
+        .host_lookup = p->lookup == KVD_LOOKUP_HOST,
+        .lazy        = p->resume == KVD_RESUME_SPARSE,
+        .disk_lag    = p->disk_lag,
     };
 }
 
@@ -204,8 +208,9 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
 static uint64_t session_host_bytes(const kvd_session_params *p)
 {
     const uint64_t per_row = 3 * sizeof(uint32_t);
-    const uint64_t per_seq = sizeof(engine_seq) + 16 + 4 * (uint64_t)p->n_ctx;
-    const uint64_t trace   = p->trace_path ? kvd_trace_bytes() : 0;
+    const uint64_t per_seq =
+        sizeof(engine_seq) + sizeof(engine_trials) + 16 + 4 * (uint64_t)p->n_ctx;
+    const uint64_t trace = p->trace_path ? kvd_trace_bytes() : 0;
 
     return sizeof(kvd_session) + per_row * p->n_batch + per_seq * p->n_seq + trace;
 }
@@ -323,6 +328,7 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
     sh->kv.trace = s->trace;
     KVD_TRY(engine_model_reserve(m, &lim, err));
     KVD_TRY(engine_graphs_open(s, err));
+    KVD_TRY(engine_schedule_open(s, err));
     if (s->cached)
         KVD_TRY(engine_fingerprint(m, &sh->kv, sh->kv.fingerprint, err));
     KVD_TRY(kv_store_open(&s->kv, m->be, &sh->kv, err));
@@ -385,6 +391,7 @@ void engine_session_close(kvd_session *s)
     for (uint32_t i = 0; s->kv && s->buf.mem.ptr && i < s->params.n_seq; i++)
         kv_seq_store_tail(s->kv, i);
     engine_graphs_close(s);
+    engine_schedule_close(s);
     engine_buffers_close(&s->buf, s->model->be);
     kv_store_close(s->kv);
     engine_trace_close(s);

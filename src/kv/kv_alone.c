@@ -31,6 +31,7 @@ static void place_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t layer)
 kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const uint32_t *row,
                          uint32_t n_row, kvd_err *err)
 {
+    s->step.has_late = s->step.has_urgent = false;
     s->step.alone = s->params.device_steps && !s->tier && !s->tap && !kv_zone_used(s) && n_row > 0;
     if (!s->step.alone)
         return KVD_OK;
@@ -85,15 +86,15 @@ bool kv_step_alone(const kv_store *s)
     return s->step.alone;
 }
 
-static kvd_status fetch_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
-                               kvd_err *err)
+kvd_status kv_alone_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
+                           kvd_err *err)
 {
     const kvd_window_fetch_args a = {
         .n_seq       = q->n_row,
         .n_kv_head   = s->params.n_kv_head,
-        .seq         = kv_dev(s, s->step.window + kv_seq_at(s, q->layer)),
-        .place       = kv_dev(s, s->step.place + kv_seq_at(s, q->layer)),
-        .change      = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
+        .seq         = kv_dev(s, s->step.window + kv_query_seq(s, q)),
+        .place       = kv_dev(s, s->step.place + kv_query_seq(s, q)),
+        .change      = kv_found(s, s->step.change + kv_query_lane(s, q)),
         .kv          = s->layout,
         .format      = s->record,
         .host        = s->host.ptr,
@@ -112,93 +113,81 @@ static kvd_status fetch_misses(kv_store *s, kvd_stream *st, const kv_query *q, b
 
 /* ---- the stream beside ---------------------------------------------------------------- */
 
-kvd_status kv_alone_open(kv_store *s, kvd_err *err)
-{
-    const kvd_backend_ops *ops = s->be->ops;
-
-    if (!s->params.device_steps || s->sizes.resident)
-        return KVD_OK;
-    KVD_TRY(ops->stream_open(s->be, &s->late, err));
-    KVD_TRY(ops->event_open(s->be, &s->change_known, err));
-    return ops->event_open(s->be, &s->late_done, err);
-}
-
-void kv_alone_close(kv_store *s)
-{
-    s->be->ops->stream_close(s->late);
-    if (s->change_known)
-        s->be->ops->event_close(s->change_known);
-    if (s->late_done)
-        s->be->ops->event_close(s->late_done);
-}
-
 kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err)
 {
     const kvd_mem *host = &s->region[KV_FOUND], *dev = &s->mirror[KV_FOUND];
 
-    if (!s->step.alone)
-        return KVD_OK;
-    if (s->late) {
+    if (s->step.has_late) {
         KVD_TRY(s->be->ops->event_record(s->late_done, s->late, err));
         KVD_TRY(s->be->ops->event_wait(s->late_done, st, err));
     }
-    return dev->ptr ? s->be->ops->copy(st, *host, 0, *dev, 0, host->bytes, err) : KVD_OK;
+    if (s->step.has_urgent) { /* else joined layer by layer, unless one has failed */
+        KVD_TRY(s->be->ops->event_record(s->arrived[0], s->urgent, err));
+        KVD_TRY(s->be->ops->event_wait(s->arrived[0], st, err));
+    }
+    return s->step.alone && dev->ptr ? s->be->ops->copy(st, *host, 0, *dev, 0, host->bytes, err)
+                                     : KVD_OK;
 }
 
 /* The misses that can wait, as soon as the change is known. */
 static kvd_status start_late(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    if (!s->late)
+    if (!s->late || s->policy.strict)
         return KVD_OK;
+    s->step.has_late = true;
     KVD_TRY(s->be->ops->event_record(s->change_known, st, err));
     KVD_TRY(s->be->ops->event_wait(s->change_known, s->late, err));
-    return fetch_misses(s, s->late, q, false, err);
+    return kv_alone_misses(s, s->late, q, false, err);
 }
 
 /* ---- the stages ------------------------------------------------------------------------ */
 
 static kvd_status list_spans(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
+    const size_t                shared = kv_query_shared(s, q), list = shared * s->slots_max;
     const kvd_window_spans_args a = { .n_seq     = q->n_row,
                                       .n_kv_head = s->params.n_kv_head,
-                                      .seq   = kv_dev(s, s->step.window + kv_seq_at(s, q->layer)),
-                                      .place = kv_dev(s, s->step.place + kv_seq_at(s, q->layer)),
-                                      .select =
-                                          kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
-                                      .change =
-                                          kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
-                                      .kv          = kv_layout(s, q->layer),
-                                      .slot_off    = s->sinks * s->layout.record_bytes,
+                                      .seq       = kv_dev(s, s->step.window + kv_query_seq(s, q)),
+                                      .place     = kv_dev(s, s->step.place + kv_query_seq(s, q)),
+                                      .select   = kv_found(s, s->step.chosen + kv_query_lane(s, q)),
+                                      .change   = kv_found(s, s->step.change + kv_query_lane(s, q)),
+                                      .kv       = kv_layout(s, q->layer),
+                                      .slot_off = s->sinks * s->layout.record_bytes,
                                       .lane_stride = s->n_chunk_max,
                                       .slot_stride = s->slots_max,
                                       .sel_stride  = s->slots_max,
                                       .list_stride = s->slots_max,
-                                      .near        = s->step.near,
-                                      .urgent      = s->step.urgent,
-                                      .near_span   = s->step.near_span,
-                                      .urgent_span = s->step.urgent_span,
+                                      .near        = s->step.near + list,
+                                      .urgent      = s->step.urgent + list,
+                                      .near_span   = s->step.near_span + shared,
+                                      .urgent_span = s->step.urgent_span + shared,
                                       .in_place    = s->sizes.resident,
                                       .selected    = s->policy.selected };
 
     return s->be->ops->window_spans(st, &a, err);
 }
 
-kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+kvd_status kv_alone_choose(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     KVD_TRY(kv_attend_kept(s, st, q, err));
     KVD_TRY(kv_score_chunks(s, st, q, err));
     KVD_TRY(kv_change_windows(s, st, q, err));
-    KVD_TRY(list_spans(s, st, q, err));
+    return list_spans(s, st, q, err);
+}
+
+kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    KVD_TRY(kv_alone_choose(s, st, q, err));
     return start_late(s, st, q, err);
 }
 
 kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    return fetch_misses(s, st, q, true, err);
+    return kv_alone_misses(s, st, q, true, err);
 }
 
 kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    KVD_TRY(kv_attend_spans(s, st, q, s->step.near_span, false, NULL, NULL, err));
-    return kv_attend_spans(s, st, q, s->step.urgent_span, false, NULL, q->out, err);
+    KVD_TRY(kv_attend_near(s, st, q, err));
+    return kv_attend_urgent(s, st, q, err);
 }

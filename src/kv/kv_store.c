@@ -77,7 +77,8 @@ static kvd_status open_regions(kv_store *s, kvd_err *err)
 
     kv_place_map(&s->params, s->sizes.resident, s, NULL, bytes);
     for (uint32_t i = 0; i < KV_N_REGION; i++) {
-        const bool device = i == KV_MAP && (mirror || s->be->unified);
+        const bool device = (i == KV_MAP && (mirror || s->be->unified)) ||
+                            (i == KV_WORK && (mirror || s->be->unified || s->params.host_lookup));
 
         KVD_TRY(ops->mem_alloc(s->be, device ? KVD_MEM_DEVICE : KVD_MEM_PINNED, bytes[i],
                                &s->region[i], err));
@@ -153,6 +154,11 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
                         "the prefix cache (--cache-dir) works with the CPU's backends only, not "
                         "with \"%s\"",
                         be->ops->name);
+    if (p->cache_dir && p->host_lookup && !be->unified)
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                        "the prefix cache (--cache-dir) needs the maps where the device's lookup "
+                        "keeps them: not with --lookup host on \"%s\"",
+                        be->ops->name);
     KVD_TRY(kv_plan(p, &sizes, err));
     if (!sizes.resident &&
         sizes.n_block * p->n_layer * p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) >=
@@ -185,7 +191,9 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     fill_stacks(s);
     place_windows(s, p);
     s->params.lane_tokens = NULL; /* borrowed for the call */
-    st                    = kv_alone_open(s, err);
+    st                    = kv_sched_open(s, err);
+    if (st == KVD_OK)
+        st = kv_lookup_open(s, err);
     if (st == KVD_OK)
         st = kv_cache_open(s, err);
     if (st == KVD_OK)
@@ -228,7 +236,8 @@ void kv_store_close(kv_store *s)
         drop_blocks(s, i, 0); /* and references to the block store */
     kv_tier_close(s);
     kv_cache_close(s);
-    kv_alone_close(s);
+    kv_sched_close(s);
+    kv_lookup_close(s);
     s->be->ops->mem_free(s->be, &s->pool);
     s->be->ops->mem_free(s->be, &s->landmarks);
     for (uint32_t i = 0; i < KV_N_REGION; i++) {

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* split.c - every op is put off until its stream is waited for, and DEVICE memory is accessible
- * while ops run and at no other time. */
+ * while ops run and at no other time.
+ *
+ * All streams' ops are kept in the order of their calls, each with a number that grows; what has
+ * run is taken out.  A wait for an event knows the number of its record. */
 #include "support/split.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#define N_MAX 64
+#define N_MAX   64
+#define N_EVENT 256
 
 typedef kvd_status (*task_fn)(kvd_stream *st, const void *args, kvd_err *err);
 
@@ -22,13 +26,21 @@ typedef struct fill_args {
     uint8_t  value;
 } fill_args;
 
-/* All streams' ops in the order of their calls, which is one that events allow. */
 typedef struct task {
-    task_fn     fn;
+    task_fn     fn; /* NULL: of an event */
     kvd_stream *st;
     void       *args; /* a copy: the caller's dies after the call */
     size_t      bytes;
+    kvd_event  *event;
+    bool        waits;
+    uint64_t    number, after; /* waits: for the task of this number; 0: for none */
+    bool        done;
 } task;
+
+typedef struct event_at {
+    kvd_event *event;
+    uint64_t   number; /* of its last record; 0: none yet */
+} event_at;
 
 struct kvd_graph {
     task  *task;
@@ -40,6 +52,9 @@ static kvd_backend_ops        split_ops;
 static kvd_mem                held[N_MAX];
 static task                  *tasks;
 static size_t                 n_task, n_task_max;
+static uint64_t               n_number;
+static event_at               events[N_EVENT];
+static bool                   others_first, dry; /* dry: ops do nothing */
 static bool                   recording;
 static size_t                 graph_at; /* of tasks: the first that is recorded */
 static uint64_t               n_run;    /* of graphs */
@@ -66,36 +81,94 @@ static void *copy_of(const void *args, size_t bytes)
     return memcpy(p, args, bytes);
 }
 
-static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes)
+static task *put(kvd_stream *st)
 {
     if (n_task == n_task_max) {
         n_task_max = 2 * n_task_max + 64;
         tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
         check(tasks != NULL);
     }
-    tasks[n_task++] = (task){ fn, st, copy_of(args, bytes), bytes };
+    tasks[n_task] = (task){ .st = st, .number = ++n_number };
+    return &tasks[n_task++];
+}
+
+static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes)
+{
+    task *t = put(st);
+
+    t->fn    = fn;
+    t->args  = copy_of(args, bytes);
+    t->bytes = bytes;
     return KVD_OK;
 }
 
-static kvd_status run_all(kvd_err *err)
+/* ---- running ------------------------------------------------------------------------- */
+
+/* A stream's tasks up to that of a number, and what they wait for. */
+static kvd_status run_stream(kvd_stream *st, uint64_t number, kvd_err *err)
+{
+    kvd_status rc = KVD_OK;
+
+    for (size_t i = 0; i < n_task && tasks[i].number <= number; i++) {
+        task *t = &tasks[i];
+
+        if (t->st != st || t->done)
+            continue;
+        t->done = true;
+        for (size_t k = 0; t->waits && k < i && rc == KVD_OK; k++) {
+            if (tasks[k].number == t->after && !tasks[k].done)
+                rc = run_stream(tasks[k].st, t->after, err);
+        }
+        if (t->fn && !dry && rc == KVD_OK)
+            rc = t->fn(t->st, t->args, err);
+    }
+    return rc;
+}
+
+static kvd_status run_others(kvd_stream *st, kvd_err *err)
+{
+    kvd_status rc = KVD_OK;
+
+    for (size_t i = 0; i < n_task; i++) {
+        if (tasks[i].st != st && !tasks[i].done && rc == KVD_OK)
+            rc = run_stream(tasks[i].st, n_number, err);
+    }
+    return rc;
+}
+
+/* What has run goes; after a failure everything does. */
+static void sweep(bool all)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < n_task; i++) {
+        if (all || tasks[i].done)
+            free(tasks[i].args);
+        else
+            tasks[n++] = tasks[i];
+    }
+    n_task = n;
+}
+
+/* st NULL: all streams. */
+static kvd_status run(kvd_stream *st, uint64_t number, kvd_err *err)
 {
     kvd_status rc = KVD_OK;
 
     check(!recording); /* nothing may be waited for */
     allow(PROT_READ | PROT_WRITE);
-    for (size_t i = 0; i < n_task; i++) {
-        if (rc == KVD_OK)
-            rc = tasks[i].fn(tasks[i].st, tasks[i].args, err);
-        free(tasks[i].args);
-    }
-    n_task = 0;
+    if (!st || others_first)
+        rc = run_others(st, err);
+    if (st && rc == KVD_OK)
+        rc = run_stream(st, number, err);
+    sweep(rc != KVD_OK);
     allow(PROT_NONE);
     return rc;
 }
 
 static kvd_status split_sync(kvd_stream *st, kvd_err *err)
 {
-    KVD_TRY(run_all(err));
+    KVD_TRY(run(st, n_number, err));
     return real->stream_sync(st, err);
 }
 
@@ -103,9 +176,70 @@ static void split_stream_close(kvd_stream *st)
 {
     kvd_err err = { 0 };
 
-    check(run_all(&err) == KVD_OK);
+    if (st)
+        check(run(st, n_number, &err) == KVD_OK);
     real->stream_close(st);
 }
+
+/* ---- events -------------------------------------------------------------------------- */
+
+static event_at *event_of(const kvd_event *ev)
+{
+    int i = 0;
+
+    while (events[i].event != ev)
+        check(++i < N_EVENT);
+    return &events[i];
+}
+
+static kvd_status split_event_open(kvd_backend *be, kvd_event **out, kvd_err *err)
+{
+    KVD_TRY(real->event_open(be, out, err));
+    *event_of(NULL) = (event_at){ .event = *out };
+    return KVD_OK;
+}
+
+static void split_event_close(kvd_event *ev)
+{
+    *event_of(ev) = (event_at){ 0 };
+    real->event_close(ev);
+}
+
+static kvd_status split_event_record(kvd_event *ev, kvd_stream *st, kvd_err *err)
+{
+    task *t = put(st);
+
+    (void)err;
+    t->event             = ev;
+    event_of(ev)->number = t->number;
+    return KVD_OK;
+}
+
+static kvd_status split_event_wait(kvd_event *ev, kvd_stream *st, kvd_err *err)
+{
+    task *t = put(st);
+
+    (void)err;
+    t->event = ev;
+    t->waits = true;
+    t->after = event_of(ev)->number;
+    return KVD_OK;
+}
+
+/* Who asks will have it done at some time: now. */
+static bool split_event_done(const kvd_event *ev)
+{
+    const uint64_t number = event_of(ev)->number;
+    kvd_err        err    = { 0 };
+
+    for (size_t i = 0; i < n_task; i++) {
+        if (tasks[i].number == number)
+            return run(tasks[i].st, number, &err) == KVD_OK;
+    }
+    return true;
+}
+
+/* ---- graphs -------------------------------------------------------------------------- */
 
 static kvd_status split_graph_begin(kvd_stream *st, kvd_err *err)
 {
@@ -117,18 +251,33 @@ static kvd_status split_graph_begin(kvd_stream *st, kvd_err *err)
     return KVD_OK;
 }
 
+/* What other streams were given is behind the one that is recorded, and waits for nothing that was
+ * not. */
+static void check_joined(kvd_stream *st)
+{
+    kvd_err err = { 0 };
+
+    dry = true;
+    check(run_stream(st, n_number, &err) == KVD_OK);
+    dry = false;
+    for (size_t i = graph_at; i < n_task; i++)
+        check(tasks[i].done && (!tasks[i].waits || tasks[i].after >= tasks[graph_at].number));
+    for (size_t i = 0; i < n_task; i++)
+        tasks[i].done = false;
+}
+
 static kvd_status split_graph_end(kvd_stream *st, kvd_graph **out, kvd_err *err)
 {
     kvd_graph *g = malloc(sizeof(*g));
 
-    (void)st;
     (void)err;
     check(g && recording && n_task > graph_at);
     recording = false;
-    g->n      = n_task - graph_at;
-    g->task   = copy_of(tasks + graph_at, g->n * sizeof(*g->task));
-    n_task    = graph_at;
-    *out      = g;
+    check_joined(st);
+    g->n    = n_task - graph_at;
+    g->task = copy_of(tasks + graph_at, g->n * sizeof(*g->task));
+    n_task  = graph_at;
+    *out    = g;
     return KVD_OK;
 }
 
@@ -136,8 +285,16 @@ static kvd_status split_graph_run(kvd_graph *g, kvd_stream *st, kvd_err *err)
 {
     (void)st;
     (void)err;
-    for (size_t i = 0; i < g->n; i++)
-        put_off(g->task[i].st, g->task[i].fn, g->task[i].args, g->task[i].bytes);
+    for (size_t i = 0; i < g->n; i++) {
+        const task *t = &g->task[i];
+
+        if (t->fn)
+            put_off(t->st, t->fn, t->args, t->bytes);
+        else if (t->waits)
+            split_event_wait(t->event, t->st, err);
+        else
+            split_event_record(t->event, t->st, err);
+    }
     n_run++;
     return KVD_OK;
 }
@@ -235,7 +392,7 @@ static void split_free(kvd_backend *be, kvd_mem *m)
 {
     kvd_err err = { 0 };
 
-    check(run_all(&err) == KVD_OK); /* as a GPU's, it waits for what may still use it */
+    check(run(NULL, 0, &err) == KVD_OK); /* as a GPU's, it waits for what may still use it */
     for (int i = 0; i < N_MAX; i++) {
         if (m->ptr && held[i].ptr == m->ptr) {
             munmap(m->ptr, m->bytes);
@@ -271,6 +428,11 @@ void split_begin(kvd_backend *be)
     split_ops.record_unpack = split_record_unpack;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
+    split_ops.event_open    = split_event_open;
+    split_ops.event_close   = split_event_close;
+    split_ops.event_record  = split_event_record;
+    split_ops.event_wait    = split_event_wait;
+    split_ops.event_done    = split_event_done;
     split_ops.stream_sync   = split_sync;
     split_ops.stream_close  = split_stream_close;
     split_ops.graph_begin   = split_graph_begin;
@@ -289,8 +451,14 @@ uint64_t split_graph_runs(void)
     return n_run;
 }
 
+void split_order(bool first)
+{
+    others_first = first;
+}
+
 void split_end(kvd_backend *be)
 {
+    others_first = false;
     for (int i = 0; i < N_MAX; i++)
         check(!held[i].ptr);
     check(n_task == 0);

@@ -18,6 +18,10 @@ enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420, 
 static kvd_err       err;
 static const char   *fast = "cpu"; /* --backend NAME: another in its place */
 static kvd_kv_record record;       /* of all sessions */
+static kvd_schedule  schedule;     /* likewise */
+static kvd_lookup    lookup;
+static uint32_t      micro_batch;
+static bool          deterministic; /* of models that are opened */
 
 static kvd_model *open_model(const char *name, const char *backend)
 {
@@ -26,11 +30,12 @@ static kvd_model *open_model(const char *name, const char *backend)
     kvd_model       *m;
 
     snprintf(path, sizeof(path), "%s/tiny/%s.gguf", KVD_TEST_DATA, name);
-    p.path         = path;
-    p.backend      = backend;
-    p.n_thread     = 2;
-    p.rope_scaling = KVD_ROPE_LINEAR; /* for the context, not for sense */
-    p.rope_factor  = 32.0f;
+    p.path          = path;
+    p.backend       = backend;
+    p.n_thread      = 2;
+    p.rope_scaling  = KVD_ROPE_LINEAR; /* for the context, not for sense */
+    p.rope_factor   = 32.0f;
+    p.deterministic = deterministic;
     if (kvd_model_open(&m, &p, &err) != KVD_OK)
         fail_msg("%s: %s", path, err.msg);
     return m;
@@ -50,6 +55,7 @@ static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, ui
     p.n_logits  = N_BATCH;
     p.attention = a;
     p.kv_record = record;
+    p.lookup    = lookup;
     if (tiers) {
         uint64_t lo = 1, hi;
 
@@ -172,10 +178,12 @@ static kvd_attention_params sparse(uint32_t budget, float cap)
 {
     kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
 
-    a.mode     = KVD_ATTENTION_SPARSE;
-    a.budget   = budget;
-    a.cap      = cap;
-    a.min_mass = -1.0f;
+    a.mode        = KVD_ATTENTION_SPARSE;
+    a.budget      = budget;
+    a.cap         = cap;
+    a.min_mass    = -1.0f;
+    a.schedule    = schedule;
+    a.micro_batch = micro_batch;
     return a;
 }
 
@@ -386,6 +394,124 @@ static void test_same_text_split(void **state)
     record = KVD_KV_RECORD_SAME;
     split_end(m->be);
     kvd_model_close(m);
+}
+
+/* A model whose device memory is its own: the one asked for, or the CPU's as such. */
+static kvd_model *open_apart(const char *name)
+{
+    kvd_model *m;
+
+    deterministic = true;
+    m             = open_model(name, fast);
+    deterministic = false;
+    if (m->be->unified)
+        split_begin(m->be);
+    return m;
+}
+
+static void close_apart(kvd_model *m)
+{
+    schedule    = KVD_SCHEDULE_SEQUENTIAL;
+    lookup      = KVD_LOOKUP_DEVICE;
+    micro_batch = 0;
+    record      = KVD_KV_RECORD_SAME;
+    if (strcmp(fast, "cpu") == 0)
+        split_end(m->be);
+    kvd_model_close(m);
+}
+
+/* Every schedule and lookup, with and without waiting for all misses: the same text wherever the
+ * cache lies, in whichever order streams get on. */
+static void test_same_text_schedules(void **state)
+{
+    kvd_model *m = open_apart("qwen3");
+
+    (void)state;
+    for (uint32_t i = 0; i < 16; i++) {
+        kvd_attention_params a;
+
+        schedule = i & 1 ? KVD_SCHEDULE_ELASTIC : KVD_SCHEDULE_SEQUENTIAL;
+        a        = sparse(96, 2.0f);
+        lookup   = i & 2 ? KVD_LOOKUP_HOST : KVD_LOOKUP_DEVICE;
+        a.fetch  = i & 4 ? KVD_FETCH_STRICT : KVD_FETCH_DEFERRED;
+        split_order(i & 8);
+        a.attend = i & 8 ? KVD_ATTEND_SELECTED : KVD_ATTEND_WINDOW;
+        a.evict  = i & 8 ? KVD_EVICT_BY_LRU : KVD_EVICT_BY_EMA;
+        record   = i & 8 ? KVD_KV_RECORD_INT8 : KVD_KV_RECORD_SAME;
+        same_text(m, &a);
+    }
+    close_apart(m);
+}
+
+enum { N_ROW = 5, N_STEP = 26 };
+
+/* Logits of steps of N_ROW sequences, out [N_STEP][N_ROW][N_VOCAB], or compared with it. */
+static void rows_of_steps(kvd_model *m, const kvd_attention_params *a, bool tiers, float *out,
+                          bool compare)
+{
+    kvd_session *s = open_session(m, a, N_ROW, tiers);
+    kvd_stats    c = { .struct_size = sizeof(c) };
+
+    for (uint32_t q = 0; q < N_ROW; q++)
+        prefill(s, q, 700 + 90 * q, q);
+    for (uint32_t i = 0; i < N_STEP; i++) {
+        int32_t token[N_ROW];
+
+        for (uint32_t q = 0; q < N_ROW; q++)
+            token[q] = token_at(q + 5, i);
+        step(s, token, N_ROW);
+        for (uint32_t row = 0; row < N_ROW; row++) {
+            float *at = out + ((size_t)i * N_ROW + row) * N_VOCAB;
+
+            if (compare)
+                assert_memory_equal(at, kvd_logits(s, row), N_VOCAB * sizeof(float));
+            else
+                memcpy(at, kvd_logits(s, row), N_VOCAB * sizeof(float));
+        }
+        kv_check(s->kv);
+    }
+    kvd_session_get_stats(s, &c);
+    assert_true(c.n_sparse == N_ROW * N_STEP && c.n_miss > 0 && (!tiers || c.bytes_up > 0));
+    if (schedule == KVD_SCHEDULE_ELASTIC &&
+        micro_batch == 0) { /* it has chosen one of 1, 2, 4, 5 */
+        assert_int_equal(c.n_micro, 4);
+        assert_int_equal(c.micro_rows[3], N_ROW);
+        assert_true(c.micro_ms[0] > 0.0 && c.micro_ms[3] > 0.0);
+    }
+    assert_true(schedule == KVD_SCHEDULE_SEQUENTIAL ? c.micro_batch == 0 : c.micro_batch > 0);
+    kvd_session_close(s);
+}
+
+/* Micro-batches of any size: the bits of a step in which all rows go together. */
+static void test_micro_batches(void **state)
+{
+    static const uint32_t size[] = { 1, 2, 3, 0, 9 };
+    kvd_model            *m      = open_apart("llama");
+    float                *want   = malloc((size_t)N_STEP * N_ROW * N_VOCAB * sizeof(*want));
+
+    (void)state;
+    for (uint32_t strict = 0; strict < 2; strict++) {
+        kvd_attention_params a;
+
+        schedule    = KVD_SCHEDULE_SEQUENTIAL;
+        micro_batch = 0;
+        a           = sparse(64, 2.0f);
+        a.fetch     = strict ? KVD_FETCH_STRICT : KVD_FETCH_DEFERRED;
+        lookup      = KVD_LOOKUP_DEVICE;
+        rows_of_steps(m, &a, false, want, false);
+        lookup = KVD_LOOKUP_HOST;
+        rows_of_steps(m, &a, false, want, true);
+        rows_of_steps(m, &a, true, want, true);
+        schedule = a.schedule = KVD_SCHEDULE_ELASTIC;
+        for (uint32_t i = 0; i < 2 * KVD_COUNTOF(size); i++) {
+            micro_batch = a.micro_batch = size[i / 2];
+            lookup                      = i % 2 ? KVD_LOOKUP_HOST : KVD_LOOKUP_DEVICE;
+            split_order(i % 3 == 0);
+            rows_of_steps(m, &a, i != 2, want, true);
+        }
+    }
+    free(want);
+    close_apart(m);
 }
 
 /* n caps that differ from lane to lane, or do not. */
@@ -699,6 +825,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_same_text_packed),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_same_text_split),
+        cmocka_unit_test(test_same_text_schedules),
+        cmocka_unit_test(test_micro_batches),
         cmocka_unit_test(test_same_text_zone),
         cmocka_unit_test(test_zone_estimates),
         cmocka_unit_test(test_fallback),
@@ -709,7 +837,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_set_attention),
     };
 
-    if (argc == 3 && strcmp(argv[1], "--backend") == 0)
+    if (argc >= 3 && strcmp(argv[1], "--backend") == 0)
         fast = argv[2];
+    if (argc == 5 && strcmp(argv[3], "--only") == 0)
+        cmocka_set_test_filter(argv[4]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
