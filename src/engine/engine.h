@@ -150,8 +150,9 @@ struct kvd_session {
     atomic_bool cancel;
     kvd_stats   stats;
 
-    kvd_trace *trace; /* NULL: none; written to trace_path at the end */
-    char      *trace_path;
+    kvd_trace  *trace; /* NULL: none; written to trace_path at the end */
+    char       *trace_path;
+    kvd_stamps *stamps; /* NULL: no trace, or memory is unified: the host's times tell it all */
 };
 
 kvd_status engine_session_plan(const kvd_model *m, const kvd_session_params *p, kvd_plan *out,
@@ -200,6 +201,7 @@ kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kv
 
 /* engine_trace.c: path NULL opens none. */
 kvd_status engine_trace_open(kvd_session *s, const char *path, kvd_err *err);
+uint64_t   engine_trace_bytes(const kvd_model *m);
 void       engine_trace_close(kvd_session *s);
 
 /* engine_pipeline.c: the batch laid out in s->part and s->buf.token goes through all layers; KV has

@@ -70,6 +70,14 @@ kvd_status engine_append(const kvd_session *s, const model_run *r, const kvd_kv_
     return r->ops->kv_append(r->stream, &a, err);
 }
 
+/* Of the main stream's time, in a trace. */
+static kvd_status begin_span(const kvd_session *s, const model_run *r, kvd_trace_kind kind,
+                             uint32_t layer, uint32_t *span, kvd_err *err)
+{
+    return kvd_stamp_begin(s->stamps, r->stream, kind, KVD_TRACE_MAIN, layer, r->n_token, span,
+                           err);
+}
+
 kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
                        const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
                        kvd_err *err)
@@ -89,8 +97,11 @@ kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
               .out        = r->att,
               .scale      = hp->attn_scale,
     };
+    uint32_t span;
 
+    KVD_TRY(begin_span(s, r, KVD_TRACE_ATTENTION, layer, &span, err));
     KVD_TRY(r->ops->attn(r->stream, &a, err));
+    KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     kvd_trace_add(s->trace, KVD_TRACE_ATTENTION, t0, kvd_trace_now(s->trace), layer, n_part);
     return KVD_OK;
 }
@@ -283,14 +294,19 @@ static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run
     const uint32_t      n_token = r->n_token;
     const uint64_t      t0      = kvd_trace_now(s->trace);
     uint64_t            t1;
+    uint32_t            span;
 
+    KVD_TRY(begin_span(s, r, KVD_TRACE_QKV, layer, &span, err));
     KVD_TRY(model_qkv(net, layer, r, err));
     KVD_TRY(engine_append(s, r, &layout, s->buf.part, s->n_part, err));
+    KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
     KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));
     t1 = kvd_trace_now(s->trace);
+    KVD_TRY(begin_span(s, r, KVD_TRACE_FFN, layer, &span, err));
     if (r->n_token > 0)
         KVD_TRY(model_ffn(net, layer, r, err));
+    KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     kvd_trace_add(s->trace, KVD_TRACE_FFN, t1, kvd_trace_now(s->trace), layer, r->n_token);
     kvd_trace_add(s->trace, KVD_TRACE_LAYER, t0, kvd_trace_now(s->trace), layer, n_token);
     return KVD_OK;
@@ -311,8 +327,11 @@ static kvd_status run_layers(kvd_session *s, model_run *r, kvd_err *err)
 static kvd_status run_logits(kvd_session *s, const model_run *r, kvd_err *err)
 {
     const uint64_t t0 = kvd_trace_now(s->trace);
+    uint32_t       span;
 
+    KVD_TRY(begin_span(s, r, KVD_TRACE_LOGITS, KVD_TRACE_NOWHERE, &span, err));
     KVD_TRY(model_logits(s->model->net, r, s->buf.out, err));
+    KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     KVD_TRY(engine_buffers_download(s, s->n_out, err));
     kvd_trace_add(s->trace, KVD_TRACE_LOGITS, t0, kvd_trace_now(s->trace), KVD_TRACE_NOWHERE,
                   s->n_out);
@@ -348,6 +367,7 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
     kvd_status st;
 
     fill_cos_sin(s);
+    kvd_stamps_drop(s->stamps);
     engine_schedule_begin(s, n_token);
     st = kv_step_begin(s->kv, s->model->stream, s->sparse_seq, s->buf.sparse_row, s->n_sparse, err);
     if (st == KVD_OK)
@@ -358,6 +378,7 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
     if (st == KVD_OK) {
         kv_step_end(s->kv);
         engine_schedule_end(s, n_token);
+        kvd_stamps_take(s->stamps, s->trace);
     } else {
         drain(s);
     }

@@ -205,12 +205,12 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
                                  .n_slot    = sh->kv.window_tokens / p->chunk_tokens };
 }
 
-static uint64_t session_host_bytes(const kvd_session_params *p)
+static uint64_t session_host_bytes(const kvd_model *m, const kvd_session_params *p)
 {
     const uint64_t per_row = 3 * sizeof(uint32_t);
     const uint64_t per_seq =
         sizeof(engine_seq) + sizeof(engine_trials) + 16 + 4 * (uint64_t)p->n_ctx;
-    const uint64_t trace = p->trace_path ? kvd_trace_bytes() : 0;
+    const uint64_t trace = p->trace_path ? engine_trace_bytes(m) : 0;
 
     return sizeof(kvd_session) + per_row * p->n_batch + per_seq * p->n_seq + trace;
 }
@@ -248,8 +248,9 @@ static kvd_status fill_plan(const kvd_model *m, const session_shape *sh, kvd_pla
     out->weight_bytes = gguf_mapped_bytes(m->file);
     out->scratch_bytes =
         engine_buffers_bytes(m, p, kv.resident) + m->be->ops->reserve_bytes(m->be, &lim);
-    out->host_bytes  = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p);
-    out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
+    out->host_bytes =
+        engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(m, p);
+    out->total_bytes     = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
     out->available_bytes = os_mem_available();
     out->n_ctx           = p->n_ctx;
     out->n_seq           = p->n_seq;
@@ -325,7 +326,8 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
 
     KVD_TRY(alloc_tables(s, err));
     KVD_TRY(engine_trace_open(s, s->params.trace_path, err));
-    sh->kv.trace = s->trace;
+    sh->kv.trace  = s->trace;
+    sh->kv.stamps = s->stamps;
     KVD_TRY(engine_model_reserve(m, &lim, err));
     KVD_TRY(engine_graphs_open(s, err));
     KVD_TRY(engine_schedule_open(s, err));

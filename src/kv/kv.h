@@ -62,7 +62,8 @@ typedef struct kv_params {
     uint64_t    cache_bytes;     /* it may hold; 0: no limit */
     uint64_t    cache_min_free;  /* that stay free on its filesystem */
 
-    kvd_trace *trace; /* NULL: none.  Outlives the store */
+    kvd_trace  *trace;  /* NULL: none.  Outlives the store */
+    kvd_stamps *stamps; /* likewise: of what the device does in a step */
     bool
         device_steps; /* sparse steps go through without the host where they can: kv_step_begin() */
     bool host_lookup; /* selections come down, and the CPU changes windows on maps of its own */

@@ -107,8 +107,14 @@ kvd_status kv_alone_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool 
         .param_stride = s->index.head_stride,
         .urgent       = urgent
     };
+    uint32_t span;
 
-    return s->sizes.resident ? KVD_OK : s->be->ops->window_fetch(st, &a, err);
+    if (s->sizes.resident)
+        return KVD_OK;
+    KVD_TRY(kvd_stamp_begin(s->params.stamps, st, urgent ? KVD_TRACE_FETCH : KVD_TRACE_FETCH_LATE,
+                            kv_track_of(s, st), q->layer, q->n_row, &span, err));
+    KVD_TRY(s->be->ops->window_fetch(st, &a, err));
+    return kvd_stamp_end(s->params.stamps, st, span, err);
 }
 
 /* ---- the stream beside ---------------------------------------------------------------- */
@@ -169,10 +175,15 @@ static kvd_status list_spans(kv_store *s, kvd_stream *st, const kv_query *q, kvd
 
 kvd_status kv_alone_choose(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
+    uint32_t span;
+
+    KVD_TRY(kvd_stamp_begin(s->params.stamps, st, KVD_TRACE_SELECT, KVD_TRACE_MAIN, q->layer,
+                            q->n_row, &span, err));
     KVD_TRY(kv_attend_kept(s, st, q, err));
     KVD_TRY(kv_score_chunks(s, st, q, err));
     KVD_TRY(kv_change_windows(s, st, q, err));
-    return list_spans(s, st, q, err);
+    KVD_TRY(list_spans(s, st, q, err));
+    return kvd_stamp_end(s->params.stamps, st, span, err);
 }
 
 kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)

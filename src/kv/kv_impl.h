@@ -419,6 +419,7 @@ void       kv_finish_rows(kv_store *s, const kv_query *q);
 kvd_status kv_sched_open(kv_store *s, kvd_err *err);
 void       kv_sched_close(kv_store *s);
 uint32_t   kv_micro_batch(const kv_store *s, uint32_t n_row);
+uint32_t   kv_track_of(const kv_store *s, const kvd_stream *st); /* in a trace */
 kv_query   kv_query_rows(const kv_query *q, uint32_t first, uint32_t n);
 kvd_status kv_attend_near(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 /* The urgent misses in micro-batches, each as soon as they are there. */

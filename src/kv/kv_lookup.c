@@ -69,10 +69,30 @@ kvd_status kv_lookup_change(kv_store *s, kvd_stream *st, const kv_query *q, kvd_
 /* All that the device does for a micro-batch before the CPU's part. */
 static kvd_status ask(kv_store *s, kvd_stream *st, const kv_query *part, uint32_t i, kvd_err *err)
 {
+    uint32_t span;
+
+    KVD_TRY(kvd_stamp_begin(s->params.stamps, st, KVD_TRACE_SELECT, KVD_TRACE_MAIN, part->layer,
+                            part->n_row, &span, err));
     KVD_TRY(kv_attend_kept(s, st, part, err));
     KVD_TRY(kv_score_chunks(s, st, part, err));
     KVD_TRY(bring_down(s, st, part, err));
+    KVD_TRY(kvd_stamp_end(s->params.stamps, st, span, err));
     return s->be->ops->event_record(s->found[i], st, err);
+}
+
+static kvd_status bring_up(kv_store *s, kvd_stream *st, const kv_query *q, const kv_copies *list,
+                           uint64_t n, kvd_err *err)
+{
+    const kvd_trace_kind kind = st == s->late ? KVD_TRACE_FETCH_LATE : KVD_TRACE_FETCH;
+    uint32_t             span;
+
+    if (n == 0)
+        return KVD_OK;
+    s->counts.bytes_up += n * s->packed_bytes;
+    KVD_TRY(kvd_stamp_begin(s->params.stamps, st, kind, kv_track_of(s, st), q->layer, q->n_row,
+                            &span, err));
+    KVD_TRY(kv_copy_up(s, st, list, n, err));
+    return kvd_stamp_end(s->params.stamps, st, span, err);
 }
 
 /* The misses listed from number n on. */
@@ -99,12 +119,10 @@ static kvd_status start_urgent(kv_store *s, kvd_stream *st, const kv_query *part
     const uint64_t  more = all - *n;
 
     *n = all;
-    s->counts.bytes_up += more * s->packed_bytes;
     if (!s->schedule.elastic || !s->urgent)
-        return more ? kv_copy_up(s, st, &list, more, err) : KVD_OK;
+        return bring_up(s, st, part, &list, more, err);
     s->step.has_urgent = true;
-    if (more)
-        KVD_TRY(kv_copy_up(s, s->urgent, &list, more, err));
+    KVD_TRY(bring_up(s, s->urgent, part, &list, more, err));
     return s->be->ops->event_record(s->arrived[i], s->urgent, err);
 }
 
@@ -118,14 +136,11 @@ static kvd_status start_late(kv_store *s, const kv_query *q, uint32_t last, kvd_
         return KVD_OK;
     if (s->step.has_late)
         KVD_TRY(s->be->ops->stream_sync(s->late, err));
-    n = kv_list_misses(s, q, false, 0);
-    s->counts.bytes_up += n * s->packed_bytes;
-    if (n == 0)
-        return KVD_OK;
+    n                = kv_list_misses(s, q, false, 0);
     s->step.has_late = true;
     if (s->step.has_urgent)
         KVD_TRY(s->be->ops->event_wait(s->arrived[last], s->late, err));
-    return kv_copy_up(s, s->late, &s->step.list[KV_COPIES_LATE], n, err);
+    return bring_up(s, s->late, q, &s->step.list[KV_COPIES_LATE], n, err);
 }
 
 /* Until a micro-batch's selection is there: a few microseconds, so that sleeping would take longer.

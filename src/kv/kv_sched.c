@@ -75,12 +75,24 @@ kv_query kv_query_rows(const kv_query *q, uint32_t first, uint32_t n)
     return part;
 }
 
+uint32_t kv_track_of(const kv_store *s, const kvd_stream *st)
+{
+    if (st == s->late)
+        return KVD_TRACE_LATE;
+    return st == s->urgent ? KVD_TRACE_URGENT : KVD_TRACE_MAIN;
+}
+
 /* ---- attention ------------------------------------------------------------------------- */
 
 kvd_status kv_attend_near(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    return kv_attend_spans(s, st, q, s->step.near_span + kv_query_shared(s, q), false, NULL, NULL,
-                           err);
+    uint32_t span;
+
+    KVD_TRY(kvd_stamp_begin(s->params.stamps, st, KVD_TRACE_ATTEND, KVD_TRACE_MAIN, q->layer,
+                            q->n_row, &span, err));
+    KVD_TRY(kv_attend_spans(s, st, q, s->step.near_span + kv_query_shared(s, q), false, NULL, NULL,
+                            err));
+    return kvd_stamp_end(s->params.stamps, st, span, err);
 }
 
 kvd_status kv_attend_urgent(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
@@ -89,11 +101,15 @@ kvd_status kv_attend_urgent(kv_store *s, kvd_stream *st, const kv_query *q, kvd_
 
     for (uint32_t first = 0; first < q->n_row; first += n) {
         const kv_query part = kv_query_rows(q, first, n);
+        uint32_t       span;
 
         if (s->step.has_urgent)
             KVD_TRY(s->be->ops->event_wait(s->arrived[first / n], st, err));
+        KVD_TRY(kvd_stamp_begin(s->params.stamps, st, KVD_TRACE_ATTEND, KVD_TRACE_MAIN, q->layer,
+                                part.n_row, &span, err));
         KVD_TRY(kv_attend_spans(s, st, &part, s->step.urgent_span + kv_query_shared(s, &part),
                                 false, NULL, q->out, err));
+        KVD_TRY(kvd_stamp_end(s->params.stamps, st, span, err));
     }
     s->step.has_urgent = false;
     return KVD_OK;

@@ -371,6 +371,17 @@ static kvd_status split_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t
     return put_off(st, run_fill, &a, sizeof(a));
 }
 
+static kvd_status run_stamp(kvd_stream *st, const void *args, kvd_err *err)
+{
+    return real->stamp(st, *(uint64_t *const *)args, err);
+}
+
+static kvd_status split_stamp(kvd_stream *st, uint64_t *at, kvd_err *err)
+{
+    (void)err;
+    return put_off(st, run_stamp, &at, sizeof(at));
+}
+
 static kvd_status split_alloc(kvd_backend *be, kvd_mem_kind kind, uint64_t bytes, kvd_mem *out,
                               kvd_err *err)
 {
@@ -428,6 +439,7 @@ void split_begin(kvd_backend *be)
     split_ops.record_unpack = split_record_unpack;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
+    split_ops.stamp         = split_stamp;
     split_ops.event_open    = split_event_open;
     split_ops.event_close   = split_event_close;
     split_ops.event_record  = split_event_record;

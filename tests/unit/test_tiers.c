@@ -22,6 +22,7 @@ static kvd_schedule  schedule;     /* likewise */
 static kvd_lookup    lookup;
 static uint32_t      micro_batch;
 static bool          deterministic; /* of models that are opened */
+static const char   *trace;         /* of sessions that are */
 
 static kvd_model *open_model(const char *name, const char *backend)
 {
@@ -49,13 +50,14 @@ static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, ui
     kvd_plan           plan = { .struct_size = sizeof(plan) };
     kvd_session       *s;
 
-    p.n_ctx     = N_CTX;
-    p.n_seq     = n_seq;
-    p.n_batch   = N_BATCH;
-    p.n_logits  = N_BATCH;
-    p.attention = a;
-    p.kv_record = record;
-    p.lookup    = lookup;
+    p.n_ctx      = N_CTX;
+    p.n_seq      = n_seq;
+    p.n_batch    = N_BATCH;
+    p.n_logits   = N_BATCH;
+    p.attention  = a;
+    p.kv_record  = record;
+    p.lookup     = lookup;
+    p.trace_path = trace;
     if (tiers) {
         uint64_t lo = 1, hi;
 
@@ -443,6 +445,68 @@ static void test_same_text_schedules(void **state)
     close_apart(m);
 }
 
+static void read_whole(const char *path, kvd_buf *b)
+{
+    FILE *f = fopen(path, "rb");
+
+    assert_non_null(f);
+    for (int c = fgetc(f); c != EOF; c = fgetc(f))
+        kvd_buf_putc(b, (char)c);
+    fclose(f);
+    kvd_buf_putc(b, '\0');
+    assert_false(b->oom);
+}
+
+/* A span of this name on this thread of a trace. */
+static bool has_span(const char *json, const char *name, uint32_t thread)
+{
+    char want[128];
+
+    snprintf(want, sizeof(want),
+             "{\"name\":\"%s\",\"cat\":\"device\",\"ph\":\"X\",\"pid\":1,\"tid\":%u,", name,
+             thread);
+    return strstr(json, want) != NULL;
+}
+
+/* What streams did when, in a trace: misses beside the main stream. */
+static void test_trace_of_streams(void **state)
+{
+    static const char path[] = "test_tiers.trace.json";
+    kvd_model        *m      = open_apart("qwen3");
+    kvd_buf           b      = { 0 };
+
+    (void)state;
+    for (uint32_t i = 0; i < 6; i++) {
+        const bool           elastic = i & 1;
+        kvd_attention_params a;
+        kvd_session         *s;
+
+        schedule = elastic ? KVD_SCHEDULE_ELASTIC : KVD_SCHEDULE_SEQUENTIAL;
+        lookup   = i & 2 ? KVD_LOOKUP_HOST : KVD_LOOKUP_DEVICE;
+        trace    = path;
+        a        = sparse(96, 2.0f);
+        a.fetch  = i & 4 ? KVD_FETCH_STRICT : KVD_FETCH_DEFERRED;
+        s        = open_session(m, &a, 1, true);
+        trace    = NULL;
+        prefill(s, 0, N_PROMPT, 0);
+        for (uint32_t k = 0; k < 8; k++) {
+            const int32_t token = next_token(s, 0, k);
+
+            step(s, &token, 1);
+        }
+        kvd_session_close(s);
+        read_whole(path, &b);
+        assert_true(has_span(b.data, "qkv", 2) && has_span(b.data, "select", 2));
+        assert_true(has_span(b.data, "attend", 2) && has_span(b.data, "ffn", 2));
+        assert_true(has_span(b.data, "fetch", elastic ? 3 : 2));
+        assert_false(has_span(b.data, "fetch", elastic ? 2 : 3));
+        assert_int_equal(has_span(b.data, "fetch late", 4), a.fetch == KVD_FETCH_DEFERRED);
+        kvd_buf_free(&b);
+    }
+    remove(path);
+    close_apart(m);
+}
+
 enum { N_ROW = 5, N_STEP = 26 };
 
 /* Logits of steps of N_ROW sequences, out [N_STEP][N_ROW][N_VOCAB], or compared with it. */
@@ -827,6 +891,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_same_text_split),
         cmocka_unit_test(test_same_text_schedules),
         cmocka_unit_test(test_micro_batches),
+        cmocka_unit_test(test_trace_of_streams),
         cmocka_unit_test(test_same_text_zone),
         cmocka_unit_test(test_zone_estimates),
         cmocka_unit_test(test_fallback),

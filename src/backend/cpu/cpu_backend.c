@@ -202,6 +202,14 @@ static bool cpu_event_done(const kvd_event *ev)
     return true;
 }
 
+static kvd_status cpu_stamp(kvd_stream *st, uint64_t *at, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    *at = kvd_now_ns();
+    return KVD_OK;
+}
+
 /* ---- graphs: none ---------------------------------------------------------------- */
 
 static kvd_status cpu_graph_begin(kvd_stream *st, kvd_err *err)
@@ -249,7 +257,7 @@ static void cpu_close(kvd_backend *b)
     .stream_open = cpu_stream_open, .stream_close = cpu_stream_close,                             \
     .stream_sync = cpu_stream_sync, .event_open = cpu_event_open, .event_close = cpu_event_close, \
     .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_done = cpu_event_done,   \
-    .copy = cpu_copy, .fill = cpu_fill, .graph_begin = cpu_graph_begin,                           \
+    .copy = cpu_copy, .fill = cpu_fill, .stamp = cpu_stamp, .graph_begin = cpu_graph_begin,       \
     .graph_end = cpu_graph_end, .graph_run = cpu_graph_run, .graph_close = cpu_graph_close
 
 const kvd_backend_ops cpu_ops = {
