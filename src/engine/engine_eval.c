@@ -472,8 +472,10 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
         kv_seq_store_tail(s->kv, seq);
     if (st == KVD_OK && fn)
         fn(ctx, n_token, n_token);
-    if (st != KVD_OK)
+    if (st != KVD_OK) {
         cut(s, seq, before);
+        engine_attention_admit(s, seq); /* anew: how far it came depends on where its KV lies */
+    }
     return st;
 }
 
