@@ -25,6 +25,30 @@ typedef struct schedules {
     uint8_t        want[4096];
 } schedules;
 
+/* Token ids that exercise the whole vocabulary. */
+static int32_t some_token(const schedules *b, uint32_t i)
+{
+    return (int32_t)((i * 2654435761u >> 8) % b->info.n_vocab);
+}
+
+/* What a sequence holds when all begins. */
+static kvd_status fill(schedules *b, const kvd_opts *o, uint32_t seq, kvd_err *err)
+{
+    int32_t   *t;
+    kvd_status st;
+
+    if (kvd_opts_flag(o, "synthetic"))
+        return kvd_seq_synthesize(b->s, seq, b->depth, err);
+    t = kvd_calloc(b->depth, sizeof(*t));
+    if (!t)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for %u tokens", b->depth);
+    for (uint32_t i = 0; i < b->depth; i++)
+        t[i] = some_token(b, i + seq);
+    st = kvd_prefill(b->s, seq, t, b->depth, NULL, NULL, err);
+    kvd_free(t);
+    return st;
+}
+
 static int by_value(const void *a, const void *b)
 {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -127,7 +151,7 @@ static kvd_status run_case(schedules *b, const kvd_opts *o, kvd_err *err)
         KVD_TRY(cli_session_open(&b->s, NULL, b->m, &p, &a, o, err));
         cli_interrupt_watch(b->s);
         for (uint32_t q = 0; q < b->n_seq && st == KVD_OK; q++)
-            st = kvd_seq_synthesize(b->s, q, b->depth, err);
+            st = fill(b, o, q, err);
         if (st == KVD_OK)
             st = run_lookup(b, &a, host, err);
         cli_interrupt_watch(NULL);

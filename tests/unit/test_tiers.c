@@ -784,8 +784,95 @@ static void test_split_sequences(void **state)
     do_not_mix(m, 0);
     assert_true(split_graph_runs() > 0);
     do_not_mix(m, 8);
-    split_end(m->be);
-    kvd_model_close(m);
+    lookup = KVD_LOOKUP_HOST;
+    do_not_mix(m, 8);
+    for (uint32_t i = 0; i < 2; i++) { /* two of the four rows attend sparsely */
+        schedule    = KVD_SCHEDULE_ELASTIC;
+        micro_batch = i;
+        lookup      = i ? KVD_LOOKUP_HOST : KVD_LOOKUP_DEVICE;
+        do_not_mix(m, 0);
+    }
+    close_apart(m);
+}
+
+static kvd_session           *to_cancel;
+static const kvd_backend_ops *plain;
+
+static kvd_status cancel_in_attention(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *e)
+{
+    kvd_session_cancel(to_cancel);
+    return plain->attn_span(st, a, e);
+}
+
+/* A step that is canceled between two layers, misses of the first under way: the window starts
+ * over, in r, where it was not, too. */
+static void cancel_step(kvd_session *r, kvd_session *t, int32_t token)
+{
+    kvd_backend    *be   = t->model->be;
+    const uint32_t  len  = kvd_seq_len(t, 0);
+    kvd_batch       b    = KVD_BATCH_INIT;
+    kvd_backend_ops hook = *be->ops;
+
+    plain          = be->ops;
+    to_cancel      = t;
+    hook.attn_span = cancel_in_attention;
+    b.n_token      = 1;
+    b.token        = &token;
+    be->ops        = &hook;
+    assert_int_equal(kvd_eval(t, &b, &err), KVD_E_CANCELED);
+    be->ops = plain;
+    assert_int_equal(kvd_seq_len(t, 0), len);
+    kv_check(t->kv);
+    kv_seq_restart(r->kv, 0);
+    assert_int_equal(kvd_seq_truncate(r, 0, len - 1, &err), KVD_OK);
+    assert_int_equal(kvd_seq_truncate(t, 0, len - 1, &err), KVD_OK);
+    step(r, &token, 1);
+    step(t, &token, 1);
+    same_logits(r, t, 0);
+}
+
+/* Traced, so that no step is recorded: those are canceled as a whole. */
+static void test_canceled_schedules(void **state)
+{
+    static const char path[] = "test_tiers.cancel.json";
+    kvd_model        *m      = open_apart("llama");
+
+    (void)state;
+    for (uint32_t i = 0; i < 8; i++) {
+        kvd_attention_params a;
+        kvd_session         *r, *t;
+
+        schedule = i & 1 ? KVD_SCHEDULE_ELASTIC : KVD_SCHEDULE_SEQUENTIAL;
+        lookup   = i & 2 ? KVD_LOOKUP_HOST : KVD_LOOKUP_DEVICE;
+        a        = sparse(64, 2.0f);
+        a.fetch  = i & 4 ? KVD_FETCH_STRICT : KVD_FETCH_DEFERRED;
+        r        = open_session(m, &a, 1, false);
+        trace    = path;
+        t        = open_session(m, &a, 1, true);
+        trace    = NULL;
+        prefill(r, 0, 1000, 0);
+        prefill(t, 0, 1000, 0);
+        for (uint32_t k = 0; k < 12; k++) {
+            const int32_t token = token_at(9, k);
+
+            step(r, &token, 1);
+            step(t, &token, 1);
+            same_logits(r, t, 0);
+            if (k % 5 == 3)
+                cancel_step(r, t, token);
+            if (k == 6) { /* another schedule while the session is open */
+                a.schedule = KVD_SCHEDULE_SEQUENTIAL;
+                assert_int_equal(kvd_session_set_attention(r, &a, &err), KVD_OK);
+                a.schedule    = KVD_SCHEDULE_ELASTIC;
+                a.micro_batch = i & 1;
+                assert_int_equal(kvd_session_set_attention(t, &a, &err), KVD_OK);
+            }
+        }
+        kvd_session_close(r);
+        kvd_session_close(t);
+    }
+    remove(path);
+    close_apart(m);
 }
 
 static bool stop_late(void *ctx, uint64_t done, uint64_t total)
@@ -899,6 +986,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_sequences_do_not_mix),
         cmocka_unit_test(test_split_sequences),
         cmocka_unit_test(test_canceled_prompt),
+        cmocka_unit_test(test_canceled_schedules),
         cmocka_unit_test(test_set_attention),
     };
 
