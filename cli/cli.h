@@ -108,6 +108,8 @@ double      cli_mib(uint64_t bytes);
 
 /* Memory by kind and rates, as --stats shows them. */
 void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_seconds, FILE *f);
+/* Planned and measured memory of a device that has its own; else nothing. */
+void cli_print_device(const kvd_session *s, const kvd_plan *plan, FILE *f);
 /* {"counts": every field of kvd_stats, "layers": [hit rates], "memory": the plan}; NULL: no memory.
  */
 json_t *cli_stats_json(const kvd_session *s, const kvd_plan *plan);

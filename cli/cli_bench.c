@@ -184,13 +184,14 @@ static kvd_status run_case(bench *b, const bench_case *c, kvd_err *err)
     kvd_session         *s = NULL;
     kvd_session_params   p;
     kvd_attention_params a;
+    kvd_plan             plan = { .struct_size = sizeof(plan) };
     kvd_status           st;
 
     KVD_TRY(cli_session_params(&p, &a, b->o, err));
     p.n_ctx    = len;
     p.n_seq    = c->n_seq;
     p.n_logits = c->n_seq;
-    KVD_TRY(cli_session_open(&s, NULL, b->m, &p, &a, b->o, err));
+    KVD_TRY(cli_session_open(&s, &plan, b->m, &p, &a, b->o, err));
     cli_interrupt_watch(s);
     st = KVD_OK;
     for (uint32_t q = 0; q < c->n_seq && st == KVD_OK; q++)
@@ -199,6 +200,7 @@ static kvd_status run_case(bench *b, const bench_case *c, kvd_err *err)
     for (uint32_t i = 0; i < n_run && st == KVD_OK; i++)
         st = run_once(b, s, c, &rate[i], err);
     cli_interrupt_watch(NULL);
+    cli_print_device(s, &plan, stderr);
     kvd_session_close(s);
     if (st == KVD_OK)
         print_row(b, c, rate, n_run);

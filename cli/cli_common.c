@@ -77,13 +77,14 @@ static kvd_status open_on_gpu(kvd_model **out, kvd_model_params *p, kvd_err *err
 
     p->backend = "cuda";
     st         = kvd_model_open(out, p, &why);
-    if (st != KVD_E_UNSUPPORTED) {
+    if (st != KVD_E_UNSUPPORTED || why.sys != ENODEV) {
         if (err && st != KVD_OK)
             *err = why;
         return st;
     }
     fprintf(stderr, "kvdrive: %s; going on with the CPU\n", why.msg);
-    p->backend = "cpu";
+    p->backend       = "cpu";
+    p->device_memory = 0;
     return kvd_model_open(out, p, err);
 }
 
@@ -107,6 +108,7 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
     p.rope_factor   = (float)kvd_opts_num(o, "rope-scale");
     p.rope_orig_ctx = (uint32_t)kvd_opts_int(o, "yarn-orig-ctx");
     p.rope_base     = (float)kvd_opts_num(o, "rope-freq-base");
+    p.device_memory = kvd_opts_size(o, "device-memory");
     p.weights       = (kvd_weights)choice("auto|map|copy", kvd_opts_text(o, "weights"));
     *out            = NULL;
     if (!p.path)

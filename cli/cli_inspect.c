@@ -196,6 +196,22 @@ static void plan_shares_json(const plan_shares *s)
            s->shared_urgent, s->shared_late, s->equal_urgent, s->equal_late);
 }
 
+/* Of the machine's memory. */
+static uint64_t needed(const kvd_plan *p)
+{
+    return p->device_bytes ? p->pinned_bytes + p->host_bytes : p->total_bytes;
+}
+
+static void plan_device(const kvd_plan *p)
+{
+    if (p->device_bytes == 0)
+        return;
+    plan_row("device, context", p->device_context_bytes, "the driver's, and kernels' code");
+    plan_row("device, in all", p->device_bytes, "weights, KV device tier, scratch, context");
+    plan_row("device, limit", p->device_limit_bytes, "--device-memory, or what it has");
+    plan_row("pinned", p->pinned_bytes, "host memory that the device reads: KV host tier, lists");
+}
+
 int cli_plan(const kvd_opts *o)
 {
     kvd_plan             p   = { .struct_size = sizeof(p) };
@@ -235,30 +251,35 @@ int cli_plan(const kvd_opts *o)
                p.kv_resident ? "true" : "false", p.window_tokens, p.kv_device_bytes,
                p.kv_host_bytes, p.kv_raw_bytes, p.kv_window_bytes, p.kv_stage_bytes,
                p.kv_index_bytes, p.kv_zone_bytes, p.kv_map_bytes);
+        printf(",\"device_bytes\":%" PRIu64 ",\"device_context_bytes\":%" PRIu64
+               ",\"device_limit_bytes\":%" PRIu64 ",\"pinned_bytes\":%" PRIu64,
+               p.device_bytes, p.device_context_bytes, p.device_limit_bytes, p.pinned_bytes);
         if (use.has_shares)
             plan_shares_json(&use.shares);
         printf("}\n");
-        return p.total_bytes > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
+        return needed(&p) > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
     }
     printf("context %s tokens, batches of %u\n\n", cli_grouped(p.n_ctx, n), p.n_batch);
-    plan_row("weights", p.weight_bytes, "the model file, mapped or copied (--weights)");
+    plan_row("weights", p.weight_bytes,
+             p.device_bytes ? "on the device" : "the model file, mapped or copied (--weights)");
     plan_tiers(&p, sp.cache_dir != NULL);
     if (use.has_shares)
         plan_shares_row(&use.shares);
     plan_row("scratch", p.scratch_bytes, "activations, logits, kernel buffers");
     plan_row("tables", p.host_bytes, "tokenizer, metadata");
     plan_row("in all", p.total_bytes, "");
+    plan_device(&p);
     plan_row("available", p.available_bytes, "on this machine now");
-    if (p.total_bytes > p.available_bytes && p.n_ctx_fits)
+    if (needed(&p) > p.available_bytes && p.n_ctx_fits)
         printf("\nThis does not fit: a context of %u tokens would (-c %u).\n", p.n_ctx_fits,
                p.n_ctx_fits);
-    else if (p.total_bytes > p.available_bytes)
+    else if (needed(&p) > p.available_bytes)
         printf("\nThis does not fit, whatever the context.\n");
     else
         printf("\nThis fits; the longest context is %s tokens (the limit is %s).\n",
                cli_grouped(p.n_ctx_fits, n),
                p.n_ctx_fits < i.n_ctx_train ? "memory" : "the model's");
-    return p.total_bytes > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
+    return needed(&p) > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
 }
 
 int cli_doctor(const kvd_opts *o)

@@ -76,6 +76,15 @@ static void log_line(void *ctx, kvd_log_level level, const char *msg)
         fprintf(stderr, "kvdrive: %s\n", msg);
 }
 
+/* What was given of another program's options, and what there is instead. */
+static void tell_foreign(const kvd_opts *o)
+{
+    for (uint32_t i = 0; i < o->n; i++)
+        if (o->table[i].kind == KVD_OPT_FOREIGN && o->value[i].origin == KVD_OPT_ARGV)
+            fprintf(stderr, "kvdrive: %s is llama.cpp's and changes nothing here: %s\n",
+                    o->value[i].text, o->table[i].help);
+}
+
 static int run_command(const command *c, int argc, const char *const *argv)
 {
     kvd_err  err = { 0 };
@@ -102,6 +111,7 @@ static int run_command(const command *c, int argc, const char *const *argv)
                       : c->bit & (CMD_CHAT | CMD_BENCH | CMD_PLAN) ? "; a model file goes behind -m"
                                                                    : "");
     } else {
+        tell_foreign(&o);
         verbose = kvd_opts_flag(&o, "verbose");
         kvd_set_log(log_line, &verbose);
         code = c->run(&o);

@@ -117,6 +117,7 @@ static kvd_status open_session(job *j, kvd_err *err)
         return kvd_fail(err, KVD_E_INVAL, 0, "--steps %u: --length %u has to leave a prompt",
                         j->n_step, j->r.length);
     KVD_TRY(cli_model_open(&j->m, j->o, err));
+    j->m->watched         = true;
     j->params.n_ctx       = j->r.length;
     j->attention.mode     = KVD_ATTENTION_SPARSE;
     j->attention.min_mass = -1.0f; /* whatever they reach, all texts are stepped through alike */

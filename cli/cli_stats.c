@@ -89,6 +89,20 @@ static void print_sparse(const kvd_session *s, const kvd_stats *st, FILE *f)
     print_layers(s, f);
 }
 
+void cli_print_device(const kvd_session *s, const kvd_plan *plan, FILE *f)
+{
+    kvd_stats counts = { .struct_size = sizeof(counts) }, *st = &counts;
+
+    if (plan->device_bytes == 0)
+        return;
+    kvd_session_get_stats(s, st);
+    fprintf(f, "%-22s %14.1f  (%.1f now, %.1f of it asked for; limit %.1f)\n", "device, planned",
+            cli_mib(plan->device_bytes), cli_mib(st->device_used_bytes),
+            cli_mib(st->device_held_bytes), cli_mib(plan->device_limit_bytes));
+    fprintf(f, "%-22s %14.1f  (%.1f now)\n", "pinned, planned", cli_mib(plan->pinned_bytes),
+            cli_mib(st->pinned_bytes));
+}
+
 void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_seconds, FILE *f)
 {
     kvd_stats st = { .struct_size = sizeof(st) };
@@ -109,8 +123,8 @@ void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_sec
     print_sparse(s, &st, f);
     print_stored(&st, f);
     fprintf(f, "\n%-22s %14s\n", "memory", "MiB");
-    fprintf(f, "%-22s %14.1f  (the model file, mapped or copied)\n", "weights",
-            cli_mib(plan->weight_bytes));
+    fprintf(f, "%-22s %14.1f  (%s)\n", "weights", cli_mib(plan->weight_bytes),
+            plan->device_bytes ? "on the device" : "the model file, mapped or copied");
     fprintf(f, "%-22s %14.1f\n", "KV cache, device", cli_mib(plan->kv_device_bytes));
     if (plan->kv_index_bytes)
         fprintf(f, "%-22s %14.1f\n", "  of it index", cli_mib(plan->kv_index_bytes));
@@ -121,6 +135,7 @@ void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_sec
     fprintf(f, "%-22s %14.1f\n", "scratch", cli_mib(plan->scratch_bytes));
     fprintf(f, "%-22s %14.1f\n", "tables", cli_mib(plan->host_bytes));
     fprintf(f, "%-22s %14.1f\n", "planned in all", cli_mib(plan->total_bytes));
+    cli_print_device(s, plan, f);
     fprintf(f, "%-22s %14.1f  (%.1f without mapped files)\n", "resident now",
             cli_mib(cli_rss_bytes(false)), cli_mib(cli_rss_bytes(true)));
 }
@@ -174,6 +189,9 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, disk_aux_bytes);
     PUT(o, st, disk_tail_bytes);
     PUT(o, st, n_disk_refused);
+    PUT(o, st, device_used_bytes);
+    PUT(o, st, device_held_bytes);
+    PUT(o, st, pinned_bytes);
     json_object_set_new(o, "mass", json_real(st->mass));
     json_object_set_new(o, "zone_share", json_real(st->zone_share));
     json_object_set_new(o, "hit_rate", json_real(ratio(st->n_hit, st->n_selected)));
@@ -200,14 +218,16 @@ static json_t *layers_json(const kvd_session *s)
 
 static json_t *memory_json(const kvd_plan *p)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, "
-                     "s:b}",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+                     "s:I, s:I, s:I, s:b, s:b}",
                      PLANNED(weight_bytes), PLANNED(kv_bytes), PLANNED(scratch_bytes),
                      PLANNED(host_bytes), PLANNED(total_bytes), PLANNED(kv_device_bytes),
                      PLANNED(kv_host_bytes), PLANNED(kv_raw_bytes), PLANNED(kv_window_bytes),
                      PLANNED(kv_stage_bytes), PLANNED(kv_index_bytes), PLANNED(kv_map_bytes),
-                     PLANNED(kv_zone_bytes), PLANNED(window_tokens), "kv_spills", p->kv_spills,
-                     "kv_resident", p->kv_resident);
+                     PLANNED(kv_zone_bytes), PLANNED(window_tokens), PLANNED(device_bytes),
+                     PLANNED(device_context_bytes), PLANNED(device_limit_bytes),
+                     PLANNED(pinned_bytes), "kv_spills", p->kv_spills, "kv_resident",
+                     p->kv_resident);
 }
 
 json_t *cli_stats_json(const kvd_session *s, const kvd_plan *plan)

@@ -30,7 +30,9 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
 add_library(kvdrive_cuda MODULE ${KVD_CUDA_SOURCES} src/base/alloc.c src/base/dtype.c
-            src/base/status.c src/os/os_module.c src/backend/cpu/cpu_index_layout.c)
+            src/base/misc.c src/base/status.c src/os/os_cgroup.c src/os/os_cpu.c src/os/os_facts.c
+            src/os/os_file.c src/os/os_mem.c src/os/os_module.c src/os/os_pool.c
+            src/backend/cpu/cpu_index_layout.c)
 set_target_properties(kvdrive_cuda PROPERTIES OUTPUT_NAME kvdrive-cuda
                       CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden
                       CUDA_RUNTIME_LIBRARY Static)

@@ -104,9 +104,11 @@ typedef enum kvd_weights {
 } kvd_weights;
 
 typedef struct kvd_model_params {
-    size_t           struct_size;
-    const char      *path;          /* GGUF file; of a split set, its first file */
-    const char      *backend;       /* "cpu", "ref"; NULL: "cpu" */
+    size_t      struct_size;
+    const char *path; /* GGUF file; of a split set, its first file */
+    /* "cpu", "ref", "cuda" or "cuda:N" (GPU number N); NULL: "cpu".  Where there is no GPU, driver
+     * or module that fits, open fails with KVD_E_UNSUPPORTED and kvd_err.sys ENODEV */
+    const char      *backend;
     const char      *cpu_isa;       /* "portable", "avx2", "avx512", "amx"; NULL: best there is */
     const char      *chat_template; /* Jinja text in place of the file's; NULL: the file's */
     const char      *pre_tokenizer; /* name in place of a missing one; NULL: the file's */
@@ -118,6 +120,9 @@ typedef struct kvd_model_params {
     uint32_t         rope_orig_ctx; /* YARN: 0 means the file's context length */
     float            rope_base;     /* 0: the file's */
     kvd_weights      weights;
+    /* Bytes that model and sessions may take of the memory of a device that has its own (a GPU),
+     * all together; 0: what is free there.  Others: KVD_E_UNSUPPORTED if set */
+    uint64_t device_memory;
 } kvd_model_params;
 #define KVD_MODEL_PARAMS_INIT                   \
     {                                           \
@@ -309,7 +314,8 @@ typedef struct kvd_session_params {
     kvd_kv_type kv_type;   /* AUTO: bf16, or f32 in a precise model and in backend "ref" */
 
     /* Tiers.  What does not fit the device's budget lies in the host's. */
-    uint64_t kv_device; /* bytes of KV, index and maps on the device; 0: no limit */
+    uint64_t kv_device; /* bytes of KV, index and maps on the device; 0: no limit, or what a device
+                           with memory of its own has left */
     uint64_t kv_host;   /* bytes of records in host memory; 0: no limit.  Less than all tokens
                            take needs cache_dir, where the rest lies */
     kvd_kv_record               kv_record;
@@ -367,6 +373,10 @@ typedef struct kvd_plan {
     uint64_t kv_zone_bytes;   /* of kv_index_bytes: the estimation zone */
     uint64_t kv_host_records; /* that the host tier has room for; 0: there is none */
     uint32_t kv_lane_records; /* that a layer and KV head of a sequence has at n_ctx */
+    /* Where the device has memory of its own; else 0: what it will hold in all, of it the driver's
+     * context and code, and what it may hold; of host memory, what the device reads there. */
+    uint64_t device_bytes, device_context_bytes, device_limit_bytes;
+    uint64_t pinned_bytes;
 } kvd_plan;
 /* What kvd_session_open() would take, without allocating it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,
@@ -452,6 +462,10 @@ typedef struct kvd_stats {
     uint64_t n_disk_late; /* of n_selected, with disk_lag: still on the way, neither hit nor miss */
     double   zone_share;  /* mean share of the softmax, as it was used, that the zone's cells had */
     uint64_t zone_ns;     /* of attend_ns */
+    /* A device with memory of its own, now: by how much its free memory has sunk since before the
+     * model was opened, and what was asked for of it; of host memory, what the device reads there
+     */
+    uint64_t device_used_bytes, device_held_bytes, pinned_bytes;
     /* With KVD_SCHEDULE_ELASTIC: rows of a micro-batch, 0: all.  Where sizes were tried, of the
      * largest number of rows that it was done for: what was taken, what was tried, and the median
      * step. */

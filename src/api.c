@@ -374,8 +374,9 @@ bool kvd_session_uncancel(kvd_session *s)
 
 void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
 {
-    kvd_stats st = s->stats;
-    kv_counts c;
+    kvd_stats         st = s->stats;
+    kvd_device_memory d;
+    kv_counts         c;
 
     kv_get_counts(s->kv, &c);
     st.kv_used_tokens     = kv_used_tokens(s->kv);
@@ -412,6 +413,10 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.zone_share         = c.n_mass ? c.zone / (double)c.n_mass : 0.0;
     st.zone_ns            = c.zone_ns;
     engine_schedule_stats(s, &st);
+    s->model->be->ops->memory(s->model->be, &d);
+    st.device_used_bytes = d.used;
+    st.device_held_bytes = d.held + d.scratch;
+    st.pinned_bytes      = d.pinned;
     give_struct(out, &st, sizeof(st));
 }
 

@@ -409,9 +409,64 @@ typedef struct kvd_window_args {
 typedef struct kvd_window_place {
     const uint64_t *block; /* in place: as in kvd_kv_seq */
     const uint64_t *at;    /* else: [n_kv_head] byte offsets into kv.pool, slot_off before slot 0 */
-    const uint32_t *host_of; /* likewise: [n_chunk] number of a chunk's record in the host tier */
+    const uint32_t *host_of; /* likewise: [n_chunk] number of a chunk's record in the host tier, or
+                                KVD_HOST_NONE: it is below */
     const uint64_t *iblock;  /* of packed records: byte offsets into the index, by block */
 } kvd_window_place;
+
+#define KVD_HOST_NONE 0xffffffffu
+
+/* Misses whose records are below the host tier: window_post asks the host for them while the step
+ * goes on, window_fetch waits until they have come.  Two queues, of urgent misses and of the
+ * others, since two streams take from them; numbers count a queue's requests from 0 on. */
+typedef struct kvd_miss_request {
+    uint32_t lane; /* first_lane of window_post + number of the lane in the call */
+    uint32_t chunk, slot;
+    uint32_t score; /* its ema */
+} kvd_miss_request;
+
+/* PINNED, zeroed by the host when nothing uses it.  Each side writes its own cache lines. */
+typedef struct kvd_miss_queue {
+    /* by ops: requests posted; taken, in whole rounds of n_place; of batches that were not there
+     * when they were needed: how many, and for how long */
+    uint32_t posted, taken, n_wait;
+    bool     too_late; /* a wait has reached its limit: what it was for has not been fetched */
+    uint64_t wait_ns;
+    uint8_t  gap[104];
+    /* by the host: of requests below `arrived` the records are there; nothing more will come */
+    uint32_t arrived, given_up;
+    uint8_t  end[120];
+} kvd_miss_queue;
+
+typedef struct kvd_miss_state { /* what ops remember of a queue; zeroed before a step */
+    uint32_t posted, taken, n_wait, unused;
+    uint64_t wait_ns;
+} kvd_miss_state;
+
+typedef struct kvd_miss_batch { /* of one window_post in a queue */
+    uint32_t first, n;
+} kvd_miss_batch;
+
+typedef struct kvd_miss_link { /* a queue as ops see it; queue NULL: nothing is below the host tier
+                                */
+    kvd_miss_queue   *queue;
+    kvd_miss_request *request; /* PINNED [as many as a step's misses] */
+    kvd_miss_state   *state;
+    kvd_miss_batch   *batch;
+    const uint32_t *place; /* PINNED [n_place] request i comes as host record place[i % n_place] */
+    uint32_t        n_place;
+    uint64_t        limit_ns; /* longest wait */
+} kvd_miss_link;
+
+typedef struct kvd_window_post_args {
+    uint32_t                 n_seq, n_kv_head;
+    const kvd_window_seq    *seq;
+    const kvd_window_place  *place;
+    const kvd_window_result *change;  /* [n_seq][n_kv_head] */
+    kvd_miss_link            link[2]; /* urgent misses, the others; batch is written */
+    uint64_t                 lane_stride, sel_stride;
+    uint32_t                 first_lane;
+} kvd_window_post_args;
 
 /* What a step attends to after the window's change, as spans: near, the slots that stay (or, if
  * `selected`, of the selection what was held before), then urgent, the misses that have come. */
@@ -504,6 +559,8 @@ typedef struct kvd_record_unpack_args {
 
 /* Brings up from the host tier what the window's change has missed: the urgent misses, or the
  * others, each into its slot.  Records lie there packed (RAW: as they are), one behind the other.
+ * With a link then those that window_post has asked for, as they come: it waits for them, at most
+ * limit_ns at a time, and leaves the rest where that is over or the host has given up.
  */
 typedef struct kvd_window_fetch_args {
     uint32_t                 n_seq, n_kv_head;
@@ -517,6 +574,8 @@ typedef struct kvd_window_fetch_args {
     uint64_t                 lane_stride, sel_stride;
     uint64_t param_off, param_stride; /* bytes: of KV head 0 in an index block; between heads */
     bool     urgent;
+    kvd_miss_link link; /* of the same misses */
+    uint32_t      first_lane;
 } kvd_window_fetch_args;
 
 /* Copies n records of `bytes` (a multiple of 16) each: dst + dst_off[i] = src + src_off[i].
@@ -542,6 +601,15 @@ typedef struct kvd_backend_limits {
 
 /* ---- the table ------------------------------------------------------------------- */
 
+/* Bytes of a device with memory of its own; all zero where memory is unified. */
+typedef struct kvd_device_memory {
+    uint64_t total, free;   /* of the device, now, whoever uses it */
+    uint64_t context;       /* what opening the backend took: the driver's context, code */
+    uint64_t held, scratch; /* given as DEVICE and not yet freed; reserved for ops */
+    uint64_t pinned;        /* of host memory: given as PINNED and not yet freed */
+    uint64_t used;          /* by how much free has sunk since before the backend was opened */
+} kvd_device_memory;
+
 #define KVD_BACKEND_ABI 5
 typedef struct kvd_backend_ops {
     uint32_t    abi;
@@ -556,6 +624,7 @@ typedef struct kvd_backend_ops {
     /* Zeroed. */
     kvd_status (*mem_alloc)(kvd_backend *, kvd_mem_kind, uint64_t bytes, kvd_mem *out, kvd_err *);
     void (*mem_free)(kvd_backend *, kvd_mem *); /* zeroes *m; NONE and MAP are no-ops */
+    void (*memory)(const kvd_backend *, kvd_device_memory *out);
 
     kvd_status (*stream_open)(kvd_backend *, kvd_stream **out, kvd_err *);
     void (*stream_close)(kvd_stream *);                 /* NULL is a no-op */
@@ -564,7 +633,8 @@ typedef struct kvd_backend_ops {
     void (*event_close)(kvd_event *);
     kvd_status (*event_record)(kvd_event *, kvd_stream *, kvd_err *);
     kvd_status (*event_wait)(kvd_event *, kvd_stream *, kvd_err *); /* stream waits for event */
-    bool (*event_done)(const kvd_event *);
+    /* Without waiting.  KVD_E_BUSY: not yet; KVD_E_DEVICE: the device has failed. */
+    kvd_status (*event_poll)(const kvd_event *, kvd_err *);
     /* Between any kinds; ordered by the stream, and HOST and MAP memory may be read and written
      * until then. */
     kvd_status (*copy)(kvd_stream *, kvd_mem dst, uint64_t dst_off, kvd_mem src, uint64_t src_off,
@@ -602,6 +672,7 @@ typedef struct kvd_backend_ops {
     kvd_status (*attn_zone)(kvd_stream *, const kvd_attn_zone_args *, kvd_err *);
     kvd_status (*window)(kvd_stream *, const kvd_window_args *, kvd_err *);
     kvd_status (*window_spans)(kvd_stream *, const kvd_window_spans_args *, kvd_err *);
+    kvd_status (*window_post)(kvd_stream *, const kvd_window_post_args *, kvd_err *);
     kvd_status (*window_fetch)(kvd_stream *, const kvd_window_fetch_args *, kvd_err *);
     kvd_status (*record_copy)(kvd_stream *, const kvd_record_copy_args *, kvd_err *);
     kvd_status (*record_pack)(kvd_stream *, const kvd_record_pack_args *, kvd_err *);

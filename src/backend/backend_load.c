@@ -2,6 +2,7 @@
 /* backend_load.c - opening a backend by name; those that need a vendor's libraries are modules,
  * shared libraries that are loaded when they are asked for.  A module stays loaded.
  * Thread: any, for different backends. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,6 +38,14 @@ static bool find_module(char *path, size_t cap, char *dir, size_t dir_cap)
     return false;
 }
 
+/* There is no such backend here; the caller may try another one. */
+static kvd_status absent(kvd_err *err)
+{
+    if (err)
+        err->sys = ENODEV;
+    return KVD_E_UNSUPPORTED;
+}
+
 static kvd_status open_module(kvd_backend **out, const kvd_backend_params *p, const char *path,
                               kvd_err *err)
 {
@@ -46,8 +55,10 @@ static kvd_status open_module(kvd_backend **out, const kvd_backend_params *p, co
     const kvd_backend_module_info *info;
     void                          *symbol;
 
-    if (!m)
-        return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "backend cuda: cannot load %s: %s", path, why);
+    if (!m) {
+        (void)!kvd_fail(err, KVD_E_UNSUPPORTED, 0, "backend cuda: cannot load %s: %s", path, why);
+        return absent(err);
+    }
     symbol = os_module_symbol(m, KVD_BACKEND_MODULE_SYMBOL);
     if (!symbol)
         return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "backend cuda: %s is no backend module", path);
@@ -67,10 +78,12 @@ static kvd_status open_cuda(kvd_backend **out, const kvd_backend_params *p, kvd_
 
     if (p->module)
         return open_module(out, p, p->module, err);
-    if (!find_module(path, sizeof(path), dir, sizeof(dir)))
-        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+    if (!find_module(path, sizeof(path), dir, sizeof(dir))) {
+        (void)!kvd_fail(err, KVD_E_UNSUPPORTED, 0,
                         "backend cuda: no " MODULE_FILE " in %s or its " KVD_LIBDIR_FROM_BINDIR,
                         dir);
+        return absent(err);
+    }
     return open_module(out, p, path, err);
 }
 

@@ -108,7 +108,7 @@ void kvd_free(void *p)
     free(p);
 }
 
-void *kvd_pages_alloc(size_t bytes)
+void *kvd_pages_reserve(size_t bytes)
 {
     void *p;
 
@@ -119,15 +119,31 @@ void *kvd_pages_alloc(size_t bytes)
     if (p == MAP_FAILED)
         return NULL;
     (void)madvise(p, bytes, MADV_HUGEPAGE); /* a wish: the result does not matter */
+    atomic_fetch_add_explicit(&alloc_live_, 1, memory_order_relaxed);
+    return p;
+}
+
+bool kvd_pages_touch(void *p, size_t bytes)
+{
 #ifdef MADV_POPULATE_WRITE
     /* Have the pages now, so that running out is an error here and not a kill while decoding.
      * Kernels before 5.14 do not know the call: there the pages come on first touch. */
-    if (madvise(p, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
-        munmap(p, bytes ? bytes : 1);
+    return madvise(p, bytes, MADV_POPULATE_WRITE) == 0 || errno == EINVAL;
+#else
+    (void)p;
+    (void)bytes;
+    return true;
+#endif
+}
+
+void *kvd_pages_alloc(size_t bytes)
+{
+    void *p = kvd_pages_reserve(bytes);
+
+    if (p && !kvd_pages_touch(p, bytes)) {
+        kvd_pages_free(p, bytes);
         return NULL;
     }
-#endif
-    atomic_fetch_add_explicit(&alloc_live_, 1, memory_order_relaxed);
     return p;
 }
 

@@ -23,6 +23,10 @@ char *kvd_strndup(const char *s, size_t len); /* adds the terminator */
  * system gives them).  Released by kvd_pages_free with the same size. */
 void *kvd_pages_alloc(size_t bytes);
 void  kvd_pages_free(void *p, size_t bytes);
+/* The same in two steps: addresses alone, then the pages behind any part of them, which begins at a
+ * page; several threads may touch parts at once.  false: there is no memory for it. */
+void *kvd_pages_reserve(size_t bytes);
+bool  kvd_pages_touch(void *p, size_t bytes);
 
 uint64_t kvd_alloc_live(void);       /* heap blocks and page ranges alive, for leak checks */
 uint64_t kvd_alloc_bytes(void);      /* usable heap bytes alive, without pages */

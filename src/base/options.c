@@ -180,6 +180,7 @@ static bool parse_value(const kvd_opt *opt, const char *text, kvd_opt_value *v)
     case KVD_OPT_CHOICE:
         return is_choice(opt->arg, text);
     case KVD_OPT_TEXT:
+    case KVD_OPT_FOREIGN:
         return true;
     }
     return false;
@@ -224,7 +225,7 @@ static kvd_status unknown_key(const kvd_opts *o, const char *where, const char *
         const char *name = o->table[i].name;
         const char *hit  = kvd_nearest(word, &name, 1);
 
-        if (line && !(o->table[i].commands & o->command))
+        if ((line && !(o->table[i].commands & o->command)) || o->table[i].kind == KVD_OPT_FOREIGN)
             continue;
         if (hit && edits(word, hit) < best) {
             best = edits(key, hit);
@@ -358,6 +359,12 @@ static int find_argument(const kvd_opts *o, const char *arg, size_t len, bool *n
     return other;
 }
 
+/* Whether the word behind a foreign option is its value. */
+static bool foreign_takes(const kvd_opt *opt, const char *next)
+{
+    return next && (strcmp(opt->arg, "*") == 0 || (*opt->arg && is_choice(opt->arg, next)));
+}
+
 /* Reads one option at argv[*at]; moves *at to its last word. */
 static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, int *at,
                                 kvd_err *err)
@@ -376,6 +383,10 @@ static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, 
     opt = &o->table[i];
     if (!(opt->commands & o->command))
         return kvd_fail(err, KVD_E_INVAL, 0, "option %s does not belong to this command", word);
+    if (opt->kind == KVD_OPT_FOREIGN) {
+        *at += !eq && foreign_takes(opt, *at + 1 < argc ? argv[*at + 1] : NULL);
+        return set(o, i, word, KVD_OPT_ARGV, word, err);
+    }
     if (opt->kind == KVD_OPT_FLAG && !eq)
         return set(o, i, negated ? "false" : "true", KVD_OPT_ARGV, word, err);
     if (negated)
@@ -493,7 +504,7 @@ void kvd_opts_print(const kvd_opts *o, kvd_buf *b)
     for (uint32_t i = 0; i < o->n; i++) {
         const kvd_opt_value *v = &o->value[i];
 
-        if (o->table[i].commands & o->command)
+        if ((o->table[i].commands & o->command) && o->table[i].kind != KVD_OPT_FOREIGN)
             kvd_buf_printf(b, "%-20s = %-24s # %s\n", o->table[i].name, v->text ? v->text : "",
                            origin[v->origin]);
     }
@@ -530,7 +541,7 @@ void kvd_opts_help(const kvd_opt *table, uint32_t n, uint32_t command, kvd_buf *
         char           left[160], help[512];
         int            len = 2;
 
-        if (!(opt->commands & command))
+        if (!(opt->commands & command) || opt->kind == KVD_OPT_FOREIGN)
             continue;
         snprintf(left, sizeof(left), "  ");
         for (const char *s = opt->alias; *s; s += strcspn(s, " "), s += *s == ' ')

@@ -17,7 +17,10 @@ typedef enum kvd_opt_kind {
     KVD_OPT_NUM,
     KVD_OPT_SIZE, /* bytes: 512M, 8G, 1T (powers of 1,024), or a plain number */
     KVD_OPT_TEXT,
-    KVD_OPT_CHOICE /* one of arg, which reads "a|b|c" */
+    KVD_OPT_CHOICE, /* one of arg, which reads "a|b|c" */
+    /* Another program's, which changes nothing here: not in the help, which says what there is
+     * instead.  arg: "": no value; "*": one; "a|b": one if it is among these */
+    KVD_OPT_FOREIGN
 } kvd_opt_kind;
 
 typedef struct kvd_opt {

@@ -32,12 +32,17 @@ struct kvd_model {
     char         name[128], file_type[16];
     bool         precise;
     uint32_t     n_reserve; /* times that the backend's scratch may have moved */
+    bool watched; /* sessions opened from now on let engine_profile look in: steps take the host */
+    uint64_t device_memory; /* cap of what a device of its own may hold for us; 0: none */
 };
 
 kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err *err);
 /* The backend's scratch for one more user of it. */
 kvd_status engine_model_reserve(kvd_model *m, const kvd_backend_limits *lim, kvd_err *err);
 void       engine_model_close(kvd_model *m);
+/* Where the device has memory of its own: what may be taken there from now on, scratch included
+ * that is held already. */
+uint64_t   engine_model_room(const kvd_model *m);
 uint64_t   engine_model_heap_bytes(const kvd_model *m);
 kvd_status engine_chat_render(const kvd_model *m, const kvd_chat_request *r, kvd_buf *out,
                               kvd_span **spans, size_t *n_span, kvd_err *err);
@@ -163,8 +168,13 @@ void       engine_session_close(kvd_session *s);
 kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
 kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                           kvd_progress_fn fn, void *ctx, kvd_err *err);
+/* engine_fit.c: kv_plan() of a store that fits the device beside all else, if it is one with memory
+ * of its own; completes kv->device_bytes. */
+kvd_status engine_fit(const kvd_model *m, const kvd_session_params *p,
+                      const kvd_backend_limits *lim, kv_params *kv, kv_sizes *out, kvd_err *err);
 /* engine_buffers.c */
-uint64_t   engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, bool resident);
+void       engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, bool resident,
+                                uint64_t *device, uint64_t *shared);
 kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,
                                bool resident, kvd_err *err);
 void       engine_buffers_close(engine_buffers *b, kvd_backend *be);
@@ -252,7 +262,8 @@ typedef struct engine_lane_profile {
 
 typedef struct engine_profile engine_profile;
 
-/* Watches sequence 0 of a session from now on, texts of at most n_step steps. */
+/* Watches sequence 0 of a session from now on, texts of at most n_step steps.  The session was
+ * opened while kvd_model.watched, or its device has no memory of its own. */
 kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_step, kvd_err *err);
 void       engine_profile_close(engine_profile *p); /* before the session; NULL is a no-op */
 /* After a text's steps: adds what the whole of it tells. */

@@ -67,13 +67,12 @@ static void place(engine_buffers *b, const kvd_model *m, const kvd_session_param
     *shared_bytes   = off[1];
 }
 
-uint64_t engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, bool resident)
+void engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, bool resident,
+                          uint64_t *device, uint64_t *shared)
 {
     engine_buffers b = { 0 };
-    uint64_t       device, shared;
 
-    place(&b, m, p, resident, &device, &shared);
-    return device + shared;
+    place(&b, m, p, resident, device, shared);
 }
 
 kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,

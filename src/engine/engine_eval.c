@@ -469,7 +469,7 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
                  ? resume_sparse
                  : prefill_rest)(s, seq, token + known, (uint32_t)n_token - known, fn, ctx, err);
     if (st == KVD_OK)
-        kv_seq_store_tail(s->kv, seq);
+        kv_seq_store_tail(s->kv, s->model->stream, seq);
     if (st == KVD_OK && fn)
         fn(ctx, n_token, n_token);
     if (st != KVD_OK) {

@@ -65,7 +65,9 @@ static kvd_status record(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn,
 
     *out = NULL;
     KVD_TRY(ops->graph_begin(stream, err));
-    st     = fn(s, n_token, err);
+    kv_step_recording(s->kv, true);
+    st = fn(s, n_token, err);
+    kv_step_recording(s->kv, false);
     was    = kvd_alloc_guard(false); /* the graph itself, once */
     st_end = ops->graph_end(stream, out, st == KVD_OK ? err : &end);
     kvd_alloc_guard(was);

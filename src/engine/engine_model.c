@@ -10,6 +10,8 @@
 
 #include "engine/engine.h"
 
+#define ROOM_MARGIN (256ull << 20) /* of a device that stays free: allocations are rounded up */
+
 /* ---- tokenizer -------------------------------------------------------------------- */
 
 typedef struct vocab_tables { /* only alive while tok_open() reads them */
@@ -249,6 +251,37 @@ static void name_file_type(kvd_model *m)
     snprintf(m->file_type, sizeof(m->file_type), "%s", kvd_dtype_name(best));
 }
 
+uint64_t engine_model_room(const kvd_model *m)
+{
+    kvd_device_memory d;
+    uint64_t          most, taken;
+
+    m->be->ops->memory(m->be, &d);
+    most  = d.free - kvd_min_u64(d.free, kvd_min_u64(ROOM_MARGIN, d.total / 64)) + d.scratch;
+    taken = d.held + d.context;
+    if (m->device_memory)
+        most = kvd_min_u64(most, m->device_memory > taken ? m->device_memory - taken : 0);
+    return most;
+}
+
+static kvd_status place_weights(kvd_model *m, kvd_err *err)
+{
+    const uint64_t    need = model_place_bytes(m->net);
+    kvd_device_memory d;
+
+    m->be->ops->memory(m->be, &d);
+    if (need > engine_model_room(m))
+        return kvd_fail(err, KVD_E_NOMEM, 0,
+                        "weights of %llu MiB do not fit the device's memory: of %llu MiB "
+                        "(--device-memory) the driver's context takes %llu and %llu MiB are free; "
+                        "at least %llu MiB and what a session takes are needed",
+                        (unsigned long long)(need >> 20),
+                        (unsigned long long)((m->device_memory ? m->device_memory : d.total) >> 20),
+                        (unsigned long long)(d.context >> 20), (unsigned long long)(d.free >> 20),
+                        (unsigned long long)((need + d.context + d.held) >> 20) + 1);
+    return model_place(m->net, m->be, m->stream, err);
+}
+
 static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *err)
 {
     const model_rope_request rope = { .scaling  = p->rope_scaling,
@@ -263,6 +296,12 @@ static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *e
     gguf_str                 name = { 0 };
 
     KVD_TRY(kvd_backend_open(&m->be, &be, err));
+    if (m->be->unified && p->device_memory)
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                        "backend %s has no memory of its own to be limited (--device-memory); "
+                        "--kv-device limits the device tier of the KV cache",
+                        m->be->ops->name);
+    m->device_memory = p->device_memory;
     KVD_TRY(gguf_open(&m->file, p->path, err));
     if (m->be->unified && /* else they go to the device */
         (p->weights == KVD_WEIGHTS_COPY ||
@@ -276,7 +315,7 @@ static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *e
     KVD_TRY(open_tokenizer(m, p->pre_tokenizer, err));
     KVD_TRY(open_template(m, p->chat_template, err));
     KVD_TRY(m->be->ops->stream_open(m->be, &m->stream, err));
-    return m->be->unified ? KVD_OK : model_place(m->net, m->be, m->stream, err);
+    return m->be->unified ? KVD_OK : place_weights(m, err);
 }
 
 kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err *err)

@@ -351,16 +351,6 @@ static kvd_status enqueue(kvd_session *s, uint32_t n_token, kvd_err *err)
     return s->n_out > 0 ? run_logits(s, &r, err) : KVD_OK;
 }
 
-/* After a failure: what was given to the streams ends before the host writes lists anew and gives
- * blocks and slots to others.  It has its reason already. */
-static void drain(kvd_session *s)
-{
-    kvd_err err = { 0 };
-
-    (void)!kv_step_join(s->kv, s->model->stream, &err);
-    (void)!s->model->be->ops->stream_sync(s->model->stream, &err);
-}
-
 kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
 {
     const bool was = kvd_alloc_guard(true);
@@ -374,13 +364,14 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
         st = engine_graph_fits(s, n_token) ? engine_graph_step(s, n_token, enqueue, err)
                                            : enqueue(s, n_token, err);
     if (st == KVD_OK)
-        st = s->model->be->ops->stream_sync(s->model->stream, err);
-    if (st == KVD_OK) {
-        kv_step_end(s->kv);
+        st = kv_step_wait(s->kv, s->model->stream, err);
+    if (st == KVD_OK)
+        st = kv_step_end(s->kv, err);
+    if (st != KVD_OK) { /* before the host writes lists anew and gives blocks and slots to others */
+        kv_step_abort(s->kv, s->model->stream);
+    } else {
         engine_schedule_end(s, n_token);
         kvd_stamps_take(s->stamps, s->trace);
-    } else {
-        drain(s);
     }
     kvd_alloc_guard(was);
     return st;

@@ -365,7 +365,7 @@ kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_
         st = reserve(p, err);
     if (st == KVD_OK && !kv_set_tap(s->kv, on_lane, p))
         st = kvd_fail(err, KVD_E_UNSUPPORTED, 0,
-                      "profile: selections cannot be watched with backend \"%s\": take cpu",
+                      "profile: this session's steps stay on the device of backend \"%s\"",
                       s->model->be->ops->name);
     if (st != KVD_OK) {
         engine_profile_close(p);

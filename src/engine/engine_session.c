@@ -147,8 +147,10 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_dir      = p->cache_dir,
         .cache_bytes    = p->cache_bytes,
         .cache_min_free = p->cache_min_free,
+        .apart          = !m->be->unified,
         .device_steps   = !m->be->unified && p->lookup == KVD_LOOKUP_DEVICE &&
-                        (!index || sh->attention.params.zone == 0),
+                        (!index || sh->attention.params.zone == 0) &&
+                        !(p->cache_dir && p->disk_lag > 1) && !m->watched,
         .host_lookup = p->lookup == KVD_LOOKUP_HOST,
         .lazy        = p->resume == KVD_RESUME_SPARSE,
         .disk_lag    = p->disk_lag,
@@ -235,30 +237,56 @@ static void plan_tiers(const kv_sizes *kv, const session_shape *sh, kvd_plan *ou
         (uint32_t)kvd_align_up(sh->p.n_ctx, KV_BLOCK_TOKENS) / sh->p.chunk_tokens;
 }
 
-static kvd_status fill_plan(const kvd_model *m, const session_shape *sh, kvd_plan *out,
-                            kvd_err *err)
+/* What lies where the device has memory of its own. */
+static void plan_device(const kvd_model *m, const kv_sizes *kv, uint64_t buffers, uint64_t shared,
+                        uint64_t scratch, kvd_plan *out)
 {
-    const kvd_session_params *p   = &sh->p;
-    const kvd_backend_limits  lim = limits_of(m, sh);
-    kv_sizes                  kv;
-    uint64_t                  fixed, room;
+    kvd_device_memory d;
 
-    KVD_TRY(kv_plan(&sh->kv, &kv, err));
+    if (m->be->unified)
+        return;
+    m->be->ops->memory(m->be, &d);
+    out->weight_bytes         = model_place_bytes(m->net);
+    out->device_context_bytes = d.context;
+    out->device_limit_bytes   = m->device_memory ? m->device_memory : d.total;
+    out->device_bytes         = d.context + d.held + kv->device_bytes + buffers + scratch;
+    out->pinned_bytes         = kv->pinned_bytes + shared;
+}
+
+static uint32_t longest_context(const kvd_model *m, const kvd_plan *plan, const kv_sizes *kv)
+{
+    const uint64_t fixed = m->be->unified
+                               ? plan->total_bytes - plan->kv_bytes
+                               : plan->host_bytes + plan->pinned_bytes - plan->kv_host_bytes;
+    const uint64_t room  = plan->available_bytes > fixed ? plan->available_bytes - fixed : 0;
+
+    return (uint32_t)kvd_min_u64(room / kv->bytes_per_token,
+                                 model_get_hparams(m->net)->n_ctx_train);
+}
+
+static kvd_status fill_plan(const kvd_model *m, session_shape *sh, kvd_plan *out, kvd_err *err)
+{
+    const kvd_session_params *p       = &sh->p;
+    const kvd_backend_limits  lim     = limits_of(m, sh);
+    const uint64_t            scratch = m->be->ops->reserve_bytes(m->be, &lim);
+    kv_sizes                  kv;
+    uint64_t                  buffers, shared;
+
+    KVD_TRY(engine_fit(m, p, &lim, &sh->kv, &kv, err));
+    engine_buffers_bytes(m, p, kv.resident, &buffers, &shared);
     plan_tiers(&kv, sh, out);
-    out->weight_bytes = gguf_mapped_bytes(m->file);
-    out->scratch_bytes =
-        engine_buffers_bytes(m, p, kv.resident) + m->be->ops->reserve_bytes(m->be, &lim);
+    out->weight_bytes  = gguf_mapped_bytes(m->file);
+    out->scratch_bytes = buffers + shared + scratch;
+    plan_device(m, &kv, buffers, shared, scratch, out);
     out->host_bytes =
         engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(m, p);
-    out->total_bytes     = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes;
+    out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes +
+                       out->device_context_bytes;
     out->available_bytes = os_mem_available();
     out->n_ctx           = p->n_ctx;
     out->n_seq           = p->n_seq;
     out->n_batch         = p->n_batch;
-    fixed                = out->total_bytes - out->kv_bytes;
-    room                 = out->available_bytes > fixed ? out->available_bytes - fixed : 0;
-    out->n_ctx_fits =
-        (uint32_t)kvd_min_u64(room / kv.bytes_per_token, model_get_hparams(m->net)->n_ctx_train);
+    out->n_ctx_fits      = longest_context(m, out, &kv);
     return KVD_OK;
 }
 
@@ -303,7 +331,7 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
 static kvd_status check_fits(const kvd_plan *plan, bool unified, kvd_err *err)
 {
     const uint64_t need    = unified ? plan->kv_bytes + plan->scratch_bytes + plan->host_bytes
-                                     : plan->kv_host_bytes + plan->host_bytes;
+                                     : plan->pinned_bytes + plan->host_bytes;
     const uint32_t fits    = plan->n_ctx_fits / plan->n_seq;
     char           way[32] = "";
 
@@ -391,7 +419,7 @@ void engine_session_close(kvd_session *s)
     if (!s)
         return;
     for (uint32_t i = 0; s->kv && s->buf.mem.ptr && i < s->params.n_seq; i++)
-        kv_seq_store_tail(s->kv, i);
+        kv_seq_store_tail(s->kv, s->model->stream, i);
     engine_graphs_close(s);
     engine_schedule_close(s);
     engine_buffers_close(&s->buf, s->model->be);

@@ -67,11 +67,16 @@ typedef struct kv_params {
     bool
         device_steps; /* sparse steps go through without the host where they can: kv_step_begin() */
     bool host_lookup; /* selections come down, and the CPU changes windows on maps of its own */
+    bool apart;       /* the device's memory is not the host's; set by open as the backend is */
     bool lazy;        /* restore an index without its records: never resident, host tier a cache */
     /* Steps after which a miss on disk that is not urgent belongs to the window at the latest; 0:
      * 1.  With more the window depends on the disk's speed. */
     uint32_t                   disk_lag;
-    const struct os_io_params *disk_io; /* NULL: as fits the machine; tests simulate one */
+    const struct os_io_params *disk_io;         /* NULL: as fits the machine; tests simulate one */
+    uint64_t                   disk_timeout_ns; /* of a batch of reads; 0: the block store's own */
+    /* Records on their way from disk to a device with memory of its own, at least 256 tokens'; 0:
+     * as many as are useful; tests ask for few. */
+    uint32_t land_records;
 } kv_params;
 
 typedef enum kv_buffer {                /* what a store allocates */
@@ -81,9 +86,10 @@ typedef enum kv_buffer {                /* what a store allocates */
                          KV_BUF_INDEX,  /* device: landmarks, parameters of records, cells */
                          KV_BUF_MAP,    /* device: slot maps, averages, lists of a step */
                          KV_BUF_HOST,   /* host: records */
+                         KV_BUF_LISTS,  /* pinned host memory: lists of a step, where apart */
                          KV_BUF_TABLE   /* host: sequences, free lists */
 } kv_buffer;
-#define KV_BUF_COUNT 7
+#define KV_BUF_COUNT 8
 
 typedef struct kv_sizes {
     bool     resident;        /* everything stays on the device; no window, stage or host buffer */
@@ -96,6 +102,7 @@ typedef struct kv_sizes {
     uint64_t bytes[KV_BUF_COUNT];
     uint64_t zone_bytes;               /* of KV_BUF_INDEX: the estimation zone */
     uint64_t device_bytes, host_bytes; /* sums */
+    uint64_t pinned_bytes;             /* of host_bytes: what a device of its own reads there */
 } kv_sizes;
 
 /* How decode steps attend; of the whole store. */
@@ -218,7 +225,7 @@ void kv_set_provenance(kv_store *s, const void *options, uint32_t bytes);
 uint32_t kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_token,
                         uint32_t final_len);
 /* Stores what is not sealed, as it is now. */
-void kv_seq_store_tail(kv_store *s, uint32_t seq);
+void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq);
 /* From which token on a failed read has left the sequence's records missing; UINT32_MAX: none are.
  * The caller cuts the sequence there and evaluates the rest again. */
 uint32_t kv_seq_lost(const kv_store *s, uint32_t seq);
@@ -271,16 +278,24 @@ typedef struct kv_query {
 } kv_query;
 
 /* Around the layers of a batch in which rows attend sparsely: before the first, and after the
- * stream has passed the last.  With device_steps, and where neither the disk tier, the estimation
- * zone nor a tap needs the host, begin writes all that the batch's ops read, and the stages only
- * give ops to the stream: no op of a layer waits for the host. */
+ * stream has passed the last.  With device_steps, and where neither the estimation zone nor a tap
+ * needs the host, begin writes all that the batch's ops read, and the stages only give ops to the
+ * stream: no op of a layer waits for the host.  Ops may wait for records on disk, though, which the
+ * host reads while it waits in kv_step_wait(): nobody may wait for the stream otherwise.  end: the
+ * step has failed where such records could not be had. */
 kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const uint32_t *row,
                          uint32_t n_row, kvd_err *err);
-void       kv_step_end(kv_store *s);
+kvd_status kv_step_end(kv_store *s, kvd_err *err);
 /* First in what a batch gives to the stream: block lists, and what begin has written, as ops will
  * read them. */
 kvd_status kv_step_upload(kv_store *s, kvd_stream *st, kvd_err *err);
 bool       kv_step_alone(const kv_store *s); /* whether the batch begun goes so */
+kvd_status kv_step_wait(kv_store *s, kvd_stream *st, kvd_err *err); /* until the stream is done */
+/* Instead of end, after a failure: waits for the streams, and for nothing else. */
+void kv_step_abort(kv_store *s, kvd_stream *st);
+/* Whether ops are recorded now, so that nothing may be waited for; else they are waited for layer
+ * by layer where they may wait for the host. */
+void kv_step_recording(kv_store *s, bool on);
 /* Behind the last layer: what was given to a stream beside this one is behind it, too. */
 kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err);
 /* A layer's sparse attention: the three stages as the schedule orders them. */

@@ -32,9 +32,11 @@ kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const
                          uint32_t n_row, kvd_err *err)
 {
     s->step.has_late = s->step.has_urgent = false;
-    s->step.alone = s->params.device_steps && !s->tier && !s->tap && !kv_zone_used(s) && n_row > 0;
+    s->step.alone =
+        s->params.device_steps && kv_serves(s) && !s->tap && !kv_zone_used(s) && n_row > 0;
     if (!s->step.alone)
         return KVD_OK;
+    KVD_TRY(kv_serve_begin(s, st, err));
     s->step.n_row    = n_row;
     s->step.rows_seq = seq;
     for (uint32_t i = 0; i < n_row; i++) {
@@ -69,16 +71,46 @@ static void count_lane(kv_store *s, uint32_t i, uint32_t layer, uint32_t head)
         s->counts.bytes_up += r->n_miss * s->packed_bytes;
 }
 
-void kv_step_end(kv_store *s)
+kvd_status kv_step_end(kv_store *s, kvd_err *err)
 {
     if (!s->step.alone)
-        return;
+        return KVD_OK;
+    KVD_TRY(kv_serve_end(s, err));
     for (uint32_t i = 0; i < s->step.n_row; i++) {
         for (uint32_t at = 0; at < s->params.n_layer * s->params.n_kv_head; at++)
             count_lane(s, i, at / s->params.n_kv_head, at % s->params.n_kv_head);
         s->seq[s->step.rows_seq[i]].step++;
     }
     s->step.alone = false;
+    return KVD_OK;
+}
+
+void kv_step_abort(kv_store *s, kvd_stream *st)
+{
+    kvd_err err = { 0 };
+
+    kv_serve_give_up(s);
+    (void)!kv_step_join(s, st, &err);
+    (void)!s->be->ops->stream_sync(st, &err);
+    (void)!kv_serve_end(s, &err);
+    s->step.alone = false;
+}
+
+kvd_status kv_step_wait(kv_store *s, kvd_stream *st, kvd_err *err)
+{
+    const kvd_backend_ops *ops = s->be->ops;
+
+    if (!s->step.alone || !s->tier)
+        return ops->stream_sync(st, err);
+    KVD_TRY(ops->event_record(s->step_done, st, err));
+    while (ops->event_poll(s->step_done, NULL) == KVD_E_BUSY)
+        kv_serve_poll(s);
+    return ops->stream_sync(st, err);
+}
+
+void kv_step_recording(kv_store *s, bool on)
+{
+    s->step.recording = on;
 }
 
 bool kv_step_alone(const kv_store *s)
@@ -105,7 +137,9 @@ kvd_status kv_alone_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool 
         .param_off   = (uint64_t)q->layer * s->params.n_kv_head * s->index.head_stride +
                      (s->record.type == KVD_RECORD_VALUES ? 0 : s->param_off),
         .param_stride = s->index.head_stride,
-        .urgent       = urgent
+        .urgent       = urgent,
+        .link         = kv_serve_link(s, q->layer, urgent),
+        .first_lane   = (uint32_t)kv_query_lane(s, q)
     };
     uint32_t span;
 
@@ -173,6 +207,23 @@ static kvd_status list_spans(kv_store *s, kvd_stream *st, const kv_query *q, kvd
     return s->be->ops->window_spans(st, &a, err);
 }
 
+/* Asks the host for what is on disk, before anything else: that takes longest. */
+static kvd_status post_misses(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const kvd_window_post_args a = { .n_seq     = q->n_row,
+                                     .n_kv_head = s->params.n_kv_head,
+                                     .seq       = kv_dev(s, s->step.window + kv_query_seq(s, q)),
+                                     .place     = kv_dev(s, s->step.place + kv_query_seq(s, q)),
+                                     .change    = kv_found(s, s->step.change + kv_query_lane(s, q)),
+                                     .link      = { kv_serve_link(s, q->layer, true),
+                                                    kv_serve_link(s, q->layer, false) },
+                                     .lane_stride = s->n_chunk_max,
+                                     .sel_stride  = s->slots_max,
+                                     .first_lane  = (uint32_t)kv_query_lane(s, q) };
+
+    return s->tier ? s->be->ops->window_post(st, &a, err) : KVD_OK;
+}
+
 kvd_status kv_alone_choose(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     uint32_t span;
@@ -182,6 +233,7 @@ kvd_status kv_alone_choose(kv_store *s, kvd_stream *st, const kv_query *q, kvd_e
     KVD_TRY(kv_attend_kept(s, st, q, err));
     KVD_TRY(kv_score_chunks(s, st, q, err));
     KVD_TRY(kv_change_windows(s, st, q, err));
+    KVD_TRY(post_misses(s, st, q, err));
     KVD_TRY(list_spans(s, st, q, err));
     return kvd_stamp_end(s->params.stamps, st, span, err);
 }
@@ -192,13 +244,18 @@ kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_e
     return start_late(s, st, q, err);
 }
 
+/* From disk they take longer than the window's attention: then it goes first. */
 kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    return kv_alone_misses(s, st, q, true, err);
+    return s->tier ? KVD_OK : kv_alone_misses(s, st, q, true, err);
 }
 
 kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     KVD_TRY(kv_attend_near(s, st, q, err));
-    return kv_attend_urgent(s, st, q, err);
+    if (s->tier)
+        KVD_TRY(kv_alone_misses(s, st, q, true, err));
+    KVD_TRY(kv_attend_urgent(s, st, q, err));
+    /* or the queue of launches fills up behind an op that waits, and nobody serves it */
+    return s->tier && !s->step.recording ? kv_step_wait(s, st, err) : KVD_OK;
 }

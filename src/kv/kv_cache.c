@@ -122,6 +122,8 @@ kvd_status kv_cache_open(kv_store *s, kvd_err *err)
     memcpy(dp.fingerprint, p->fingerprint, sizeof(dp.fingerprint));
     if (p->disk_io)
         dp.io = *p->disk_io;
+    if (p->disk_timeout_ns)
+        dp.timeout_ns = p->disk_timeout_ns;
     if (s->sizes.spills) {
         dp.late_tickets = p->n_layer * kv_tier_lag(p);
         dp.late_pieces  = kv_tier_late_reads(p);
@@ -130,6 +132,8 @@ kvd_status kv_cache_open(kv_store *s, kvd_err *err)
     if (!s->cache)
         return kvd_fail(err, KVD_E_NOMEM, 0, "prefix cache: no memory");
     st = alloc_cache(s, s->cache, err);
+    if (st == KVD_OK)
+        st = kv_ferry_open(s, err);
     if (st == KVD_OK)
         st = kv_disk_open(&s->cache->disk, &dp, err);
     return st;
@@ -144,6 +148,7 @@ void kv_cache_close(kv_store *s)
         return;
     (void)!kv_flush(s, &err);
     kv_disk_close(c->disk);
+    kv_ferry_close(s);
     kvd_free(c->gather);
     kvd_free(c->aux);
     kvd_free(c->read);
@@ -205,12 +210,25 @@ kvd_status kv_cache_name_block(kv_store *s, uint32_t seq, uint32_t b, kvd_err *e
 }
 
 /* A refusal is the store's business; it is told once per reason, not once per block. */
-static void tell(kv_cache *c, const kvd_err *err)
+void kv_cache_tell(kv_cache *c, const kvd_err *err)
 {
     if (strcmp(c->told, err->msg) == 0)
         return;
     kvd_log(KVD_LOG_WARN, "prefix cache: %s", err->msg);
     memcpy(c->told, err->msg, sizeof(c->told));
+}
+
+void kv_cache_lost(kv_store *s, kv_disk_put put)
+{
+    kv_cache *c = s->cache;
+
+    for (uint32_t i = 0; i < c->n_unit; i++)
+        if (c->unit[i].put == put)
+            c->unit[i].put = KV_DISK_NONE;
+    if (c->tail == put)
+        c->tail = KV_DISK_NONE;
+    if (put != KV_DISK_NONE)
+        kv_ferry_drop(s, put);
 }
 
 /* ---- storing blocks ----------------------------------------------------------------- */
@@ -252,7 +270,7 @@ static void begin_unit(kv_store *s, uint32_t seq, uint32_t first, uint32_t n)
 
     *u = (kv_cache_unit){ .first = first, .n = n };
     if (kv_disk_put_begin(c->disk, &name, &u->put, &err) != KVD_OK)
-        tell(c, &err);
+        kv_cache_tell(c, &err);
     else if (u->put != KV_DISK_NONE)
         c->n_unit++;
 }
@@ -267,7 +285,7 @@ void kv_cache_put_begin(kv_store *s, uint32_t seq, uint32_t first, uint32_t end)
     c->n_unit = 0;
     for (uint32_t b = first; b < end; b++) {
         if (kv_cache_name_block(s, seq, b, &err) != KVD_OK) {
-            tell(c, &err);
+            kv_cache_tell(c, &err);
             return;
         }
     }
@@ -308,13 +326,24 @@ static void put_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, 
         rc = kv_disk_put_lane(c->disk, u->put, lane, c->gather, NULL, c->aux, &err);
     if (rc == KVD_OK)
         return;
-    tell(c, &err);
+    kv_cache_tell(c, &err);
     kv_disk_put_abort(c->disk, u->put);
     u->put = KV_DISK_NONE;
 }
 
-/* layer_at[b]: where block b's lanes of this layer lie in the pool; the host reads them there, so a
- * device other than the CPU has to have brought them down. */
+static void bring_unit(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
+                       const uint64_t *layer_at, kv_cache_unit *u)
+{
+    const kv_ferry_unit f   = { .put = u->put, .seq = seq, .first = u->first, .n = u->n };
+    kvd_err             err = { 0 };
+
+    if (u->put == KV_DISK_NONE || kv_ferry_bring(s, st, &f, layer, layer_at, &err) == KVD_OK)
+        return;
+    kv_cache_tell(s->cache, &err);
+    kv_cache_lost(s, f.put);
+}
+
+/* layer_at[b]: where block b's lanes of this layer lie in the pool. */
 void kv_cache_put_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
                         const uint64_t *layer_at)
 {
@@ -323,96 +352,147 @@ void kv_cache_put_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
     for (uint32_t i = 0; s->cache && i < s->cache->n_unit; i++) {
         kv_cache_unit *u = &s->cache->unit[i];
 
-        for (uint32_t h = 0; h < s->params.n_kv_head && u->put != KV_DISK_NONE; h++)
+        if (s->cache->ferry)
+            bring_unit(s, st, seq, layer, layer_at, u);
+        for (uint32_t h = 0; !s->cache->ferry && h < s->params.n_kv_head && u->put != KV_DISK_NONE;
+             h++)
             put_lane(s, st, seq, layer, h, layer_at, u);
     }
     kvd_alloc_guard(was);
 }
 
+static kvd_status commit(kv_store *s, kv_disk_put put, kvd_err *err)
+{
+    return s->cache->ferry ? kv_ferry_commit(s, put, err)
+                           : kv_disk_put_commit(s->cache->disk, put, err);
+}
+
+static void drop(kv_store *s, kv_disk_put put)
+{
+    if (s->cache->ferry)
+        kv_ferry_drop(s, put);
+    else
+        kv_disk_put_abort(s->cache->disk, put);
+}
+
 void kv_cache_put_end(kv_store *s, bool ok)
 {
-    kv_cache *c = s->cache;
+    kv_cache *c   = s->cache;
+    kvd_err   err = { 0 };
 
     for (uint32_t i = 0; c && i < c->n_unit; i++) {
-        kvd_err err = { 0 };
-
         if (c->unit[i].put == KV_DISK_NONE)
             continue;
         if (!ok)
-            kv_disk_put_abort(c->disk, c->unit[i].put);
-        else if (kv_disk_put_commit(c->disk, c->unit[i].put, &err) != KVD_OK)
-            tell(c, &err);
+            drop(s, c->unit[i].put);
+        else if (commit(s, c->unit[i].put, &err) != KVD_OK)
+            kv_cache_tell(c, &err);
     }
     if (c)
         c->n_unit = 0;
+    if (c && s->tier && kv_ferry_drain(s, true, &err) != KVD_OK) /* to be found there at once */
+        kv_cache_tell(c, &err);
 }
 
 /* ---- tails -------------------------------------------------------------------------- */
 
-/* K row, then V row, of a token that is not sealed. */
-static uint8_t *raw_row(const kv_store *s, uint32_t seq, uint32_t layer, uint32_t head, uint32_t t,
-                        bool v)
+/* K row, then V row, of token t of a block's lane. */
+static uint8_t *raw_row(const kv_store *s, uint8_t *lane, uint32_t t, bool v)
 {
     const uint32_t ct  = s->params.chunk_tokens;
     const uint64_t row = tail_token_bytes(s) / 2;
 
-    return (uint8_t *)s->pool.ptr +
-           kv_record_in_block(s, s->seq[seq].block[t / KV_BLOCK_TOKENS], layer, head,
-                              t % KV_BLOCK_TOKENS / ct) +
-           (t % ct + (v ? ct : 0)) * row;
+    return lane + t / ct * s->layout.record_bytes + (t % ct + (v ? ct : 0)) * row;
+}
+
+void kv_cache_copy_rows(const kv_store *s, uint8_t *raw, uint32_t b, uint32_t n_tail,
+                        uint8_t *packed, bool out)
+{
+    const uint64_t row   = tail_token_bytes(s) / 2;
+    const uint32_t first = b * KV_BLOCK_TOKENS;
+    const uint32_t n     = (uint32_t)kvd_min_u64(KV_BLOCK_TOKENS, n_tail - first);
+
+    packed += 2 * first * row;
+    for (uint32_t i = 0; i < 2 * n; i++, packed += row) {
+        uint8_t *at = raw_row(s, raw, i / 2, i % 2);
+
+        memcpy(out ? packed : at, out ? at : packed, (size_t)row);
+    }
 }
 
 void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first, uint32_t n,
                         uint8_t *packed, bool out)
 {
     const uint32_t layer = lane / s->params.n_kv_head, head = lane % s->params.n_kv_head;
-    const uint64_t row = tail_token_bytes(s) / 2;
+    const uint32_t b0 = first / KV_BLOCK_TOKENS;
 
-    for (uint32_t i = 0; i < 2 * n; i++, packed += row) {
-        uint8_t *raw = raw_row(s, seq, layer, head, first + i / 2, i % 2);
-
-        memcpy(out ? packed : raw, out ? raw : packed, (size_t)row);
-    }
+    kvd_assert(first % KV_BLOCK_TOKENS == 0);
+    for (uint32_t b = 0; b * KV_BLOCK_TOKENS < n; b++)
+        kv_cache_copy_rows(s,
+                           (uint8_t *)s->pool.ptr +
+                               kv_record_in_block(s, s->seq[seq].block[b0 + b], layer, head, 0),
+                           b, n, packed, out);
 }
 
-void kv_seq_store_tail(kv_store *s, uint32_t seq)
+static kvd_status begin_tail(kv_store *s, uint32_t seq, uint32_t first, uint32_t n, kvd_err *err)
+{
+    kv_cache           *c    = s->cache;
+    const uint32_t      b0   = first / KV_BLOCK_TOKENS;
+    const uint8_t       made = made_of_blocks(&c->seq[seq], b0, s->seq[seq].n_block - b0);
+    const kv_cache_prov p    = kv_cache_prov_of(c, made, c->seq[seq].variant);
+    const kv_disk_name  name = { .kind        = KV_DISK_TAIL,
+                                 .parent      = *parent_of(&c->seq[seq], b0),
+                                 .first_token = first,
+                                 .token       = c->seq[seq].token + first,
+                                 .n_token     = n,
+                                 .provenance  = { p.byte, p.bytes } };
+
+    return kv_disk_put_begin(c->disk, &name, &c->tail, err);
+}
+
+static kvd_status put_tail(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t first, uint32_t n,
+                           kvd_err *err)
+{
+    kv_cache           *c   = s->cache;
+    const uint32_t      n_h = s->params.n_kv_head;
+    const kv_ferry_unit u   = { .put    = c->tail,
+                                .seq    = seq,
+                                .first  = first / KV_BLOCK_TOKENS,
+                                .n      = kv_blocks_for(n),
+                                .n_tail = n };
+
+    for (uint32_t il = 0; c->ferry && il < s->params.n_layer && c->tail != KV_DISK_NONE; il++)
+        KVD_TRY(kv_ferry_bring(s, st, &u, il, NULL, err));
+    for (uint32_t l = 0; !c->ferry && l < s->params.n_layer * n_h; l++) {
+        kv_cache_copy_tail(s, seq, l, first, n, c->gather, true);
+        KVD_TRY(kv_disk_put_lane(c->disk, c->tail, l, c->gather, NULL, NULL, err));
+    }
+    return c->tail == KV_DISK_NONE ? KVD_OK : commit(s, c->tail, err);
+}
+
+void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq)
 {
     kv_cache      *c     = s->cache;
     const kv_seq  *q     = &s->seq[seq];
     const uint32_t first = q->n_sealed, n = q->len - q->n_sealed;
     const uint64_t t0  = kvd_trace_now(s->params.trace);
-    kv_disk_put    put = KV_DISK_NONE;
     kvd_err        err = { 0 };
-    kvd_status     st;
+    kvd_status     rc;
 
     if (!c || n == 0 || n >= 2 * KV_BLOCK_TOKENS)
         return;
-    {
-        const uint32_t      b0   = first / KV_BLOCK_TOKENS;
-        const uint8_t       made = made_of_blocks(&c->seq[seq], b0, q->n_block - b0);
-        const kv_cache_prov p    = kv_cache_prov_of(c, made, c->seq[seq].variant);
-        const kv_disk_name  name = { .kind        = KV_DISK_TAIL,
-                                     .parent      = *parent_of(&c->seq[seq], b0),
-                                     .first_token = first,
-                                     .token       = c->seq[seq].token + first,
-                                     .n_token     = n,
-                                     .provenance  = { p.byte, p.bytes } };
-
-        st = kv_disk_put_begin(c->disk, &name, &put, &err);
-    }
-    for (uint32_t l = 0; l < s->params.n_layer * s->params.n_kv_head && put && st == KVD_OK; l++) {
-        kv_cache_copy_tail(s, seq, l, first, n, c->gather, true);
-        st = kv_disk_put_lane(c->disk, put, l, c->gather, NULL, NULL, &err);
-    }
-    if (st == KVD_OK && put)
-        st = kv_disk_put_commit(c->disk, put, &err);
+    c->tail = KV_DISK_NONE;
+    rc      = begin_tail(s, seq, first, n, &err);
+    if (rc == KVD_OK && c->tail != KV_DISK_NONE)
+        rc = put_tail(s, st, seq, first, n, &err);
     kvd_trace_add(s->params.trace, KVD_TRACE_TAIL, t0, kvd_trace_now(s->params.trace),
                   KVD_TRACE_NOWHERE, n);
-    if (st == KVD_OK)
-        return;
-    tell(c, &err);
-    if (put)
-        kv_disk_put_abort(c->disk, put);
+    if (rc != KVD_OK) {
+        kv_cache_tell(c, &err);
+        if (c->tail != KV_DISK_NONE)
+            drop(s, c->tail);
+    }
+    c->tail = KV_DISK_NONE;
 }
 
 /* What is accepted, the best first; kv_cache_accepted[] says what it is made of. */
@@ -439,17 +519,30 @@ kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_ma
 
 void kv_poll(kv_store *s)
 {
-    if (s->cache)
-        kv_disk_poll(s->cache->disk);
+    kvd_err err = { 0 };
+
+    if (!s->cache)
+        return;
+    if (kv_ferry_drain(s, false, &err) != KVD_OK)
+        kv_cache_tell(s->cache, &err);
+    kv_disk_poll(s->cache->disk);
 }
 
 kvd_status kv_flush(kv_store *s, kvd_err *err)
 {
-    kvd_err          why = { 0 };
-    const kvd_status st = s->cache && s->cache->disk ? kv_disk_flush(s->cache->disk, &why) : KVD_OK;
+    kvd_err    why = { 0 }, disk_why = { 0 };
+    kvd_status st, disk_st;
 
+    if (!s->cache || !s->cache->disk)
+        return KVD_OK;
+    st      = kv_ferry_drain(s, true, &why);
+    disk_st = kv_disk_flush(s->cache->disk, &disk_why);
+    if (st == KVD_OK) {
+        st  = disk_st;
+        why = disk_why;
+    }
     if (st != KVD_OK)
-        tell(s->cache, &why);
+        kv_cache_tell(s->cache, &why);
     if (st != KVD_OK && err)
         *err = why;
     return st;

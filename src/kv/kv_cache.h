@@ -32,6 +32,8 @@ typedef struct kv_cache_unit {
     uint32_t    first, n; /* blocks */
 } kv_cache_unit;
 
+typedef struct kv_ferry kv_ferry;
+
 typedef struct kv_cache {
     kv_disk      *disk;
     uint8_t      *gather; /* one lane of a segment, or of a tail */
@@ -44,6 +46,8 @@ typedef struct kv_cache {
     uint32_t      n_options;
     kv_cache_unit unit[KV_DISK_PUT_MAX];
     uint32_t      n_unit;
+    kv_disk_put   tail;  /* being stored, or KV_DISK_NONE */
+    kv_ferry     *ferry; /* NULL: the device's memory is the host's */
     char          told[KVD_ERR_MSG_BYTES];
 } kv_cache;
 
@@ -73,12 +77,62 @@ kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_ma
 /* Between a lane's raw tokens [first, first + n) and rows packed as K, V, K, V ... */
 void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first, uint32_t n,
                         uint8_t *packed, bool out);
+/* The same for one lane of block number b of a tail of n_tail tokens that begins with a block; raw:
+ * where that lane lies, packed: all rows of the lane's tail. */
+void kv_cache_copy_rows(const kv_store *s, uint8_t *raw, uint32_t b, uint32_t n_tail,
+                        uint8_t *packed, bool out);
+void kv_cache_tell(kv_cache *c, const kvd_err *err); /* once per reason */
+void kv_cache_lost(kv_store *s, kv_disk_put put);    /* a unit under way cannot be completed */
+
+/* ---- kv_ferry.c: places between a device with memory of its own and the block store ---- */
+
+typedef struct kv_ferry_unit { /* blocks [first, first + n) of a sequence, or a tail in them */
+    kv_disk_put put;
+    uint32_t    seq, first, n, n_tail;
+} kv_ferry_unit;
+
+uint64_t   kv_ferry_bytes(const kv_params *p); /* pinned memory */
+kvd_status kv_ferry_open(kv_store *s, kvd_err *err);
+void       kv_ferry_close(kv_store *s);
+/* A layer of a unit is brought down by the stream and put later, in drain; only where there are not
+ * enough places it is waited for.  layer_at as in kv_cache_put_layer(). */
+kvd_status kv_ferry_bring(kv_store *s, kvd_stream *st, const kv_ferry_unit *u, uint32_t layer,
+                          const uint64_t *layer_at, kvd_err *err);
+/* Commits once all of it has been put; drop: aborts, and what is on its way is not put. */
+kvd_status kv_ferry_commit(kv_store *s, kv_disk_put put, kvd_err *err);
+void       kv_ferry_drop(kv_store *s, kv_disk_put put);
+/* What has come, without waiting for device or disk; or all.  A failed device drops everything. */
+kvd_status kv_ferry_drain(kv_store *s, bool wait, kvd_err *err);
+/* Places for who has drained: their number, their memory, and where one's records or index lie. */
+uint32_t kv_ferry_slots(const kv_store *s);
+kvd_mem  kv_ferry_mem(const kv_store *s);
+uint64_t kv_ferry_at(const kv_store *s, uint32_t slot, bool aux);
+
+/* ---- kv_restore.c, kv_restore_up.c ------------------------------------------------------ */
+
+typedef struct kv_restore {
+    kv_store     *s;
+    kvd_stream   *st;
+    kv_disk_match match;
+    uint32_t      seq;
+    uint32_t      n_block; /* whole blocks of the match that are taken */
+    uint32_t      n_tail;  /* tokens behind them */
+    uint32_t      n_seal;  /* blocks that are sealed; the others become raw */
+} kv_restore;
+
+/* The span that holds block b, and the block's number in its unit; the span of the tail. */
+const kv_disk_span *kv_restore_span(const kv_restore *r, uint32_t b, uint32_t *in_unit);
+const kv_disk_span *kv_restore_tail(const kv_restore *r);
+/* A layer, where the device has memory of its own. */
+kvd_status kv_restore_up(kv_restore *r, uint32_t layer, kvd_err *err);
 
 /* ---- kv_tier.c; all do nothing where the store does not spill to disk ---------------- */
 
-typedef struct kv_arrival { /* a record on its way from disk to a slot */
+typedef struct kv_arrival { /* records on their way from disk to a slot, or a run of them */
     uint64_t lane, at;      /* at: offset in the pool */
     uint32_t seq, chunk, n;
+    uint32_t land;   /* in kv_land: number of the first */
+    uint8_t *packed; /* where they lie when they have been read */
 } kv_arrival;
 
 typedef struct kv_flight { /* of one layer's step */
@@ -86,7 +140,32 @@ typedef struct kv_flight { /* of one layer's step */
     bool           started;
     uint64_t       start_ns, number; /* number: in the order of starting */
     uint32_t       n, turn;          /* arrivals listed; step of the layer */
+    uint32_t       come;             /* the first so many have come already */
 } kv_flight;
+
+/* kv_land.c: where the device's memory is not the host's, records from disk lie in places behind
+ * the host tier's until the device has taken them.  The first n_now serve batches that are waited
+ * for, the others flights. */
+typedef struct kv_land {
+    kvd_mem   mem; /* the list, and record[] */
+    uint32_t  n_now, n_late;
+    uint32_t *record; /* [n_now + n_late] host record that is the place */
+    uint32_t *free;   /* [n_late] stack of numbers */
+    uint32_t  n_free;
+    kv_copies list; /* of what goes up, n_now + n_late */
+} kv_land;
+
+uint64_t   kv_land_records(const kv_params *p); /* that the host tier's memory has behind its own */
+uint64_t   kv_land_bytes(const kv_params *p);
+kvd_status kv_land_open(kv_store *s, kv_land *l, kvd_err *err);
+void       kv_land_close(kv_store *s, kv_land *l);
+uint8_t   *kv_land_at(const kv_store *s, const kv_land *l, uint32_t place);
+/* Places for n arrivals of one record each; false: there are not so many free. */
+bool kv_land_take(const kv_store *s, kv_land *l, kv_arrival *a, uint32_t n);
+void kv_land_give(kv_land *l, const kv_arrival *a, uint32_t n);
+/* n runs to their places in the pool.  The stream has passed what was listed before. */
+kvd_status kv_land_up(kv_store *s, kvd_stream *st, kv_land *l, const kv_arrival *a, uint32_t n,
+                      kvd_err *err);
 
 uint32_t   kv_tier_lag(const kv_params *p);        /* steps, at least 1 */
 uint32_t   kv_tier_late_reads(const kv_params *p); /* of one flight */
@@ -97,6 +176,8 @@ void       kv_tier_close(kv_store *s);
 /* A host record for a chunk, or KV_NO_HOST; chunks from first on leave the lane's list. */
 uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk);
 void     kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first);
+/* Brings a layer's averages down for the host, where they are the device's: given to the stream. */
+kvd_status kv_tier_see(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, kvd_err *err);
 /* Chunks [first, end), new and on the stage, get host records where their averages are among the
  * lane's highest, of equals the later; older chunks may lose theirs.  newest: all that there is
  * room for, since what was attended until now is likely to be selected. */
@@ -125,7 +206,20 @@ void       kv_tier_miss(kv_store *s, uint32_t layer, uint32_t seq, uint64_t lane
                         uint64_t at);
 kvd_status kv_tier_fetch(kv_store *s, kvd_stream *st, uint32_t layer, bool urgent, kvd_err *err);
 void       kv_tier_settle(kv_store *s);
-void       kv_tier_count(const kv_store *s, kv_counts *c);
-void       kv_tier_check(const kv_store *s);
+
+/* kv_serve.c: a step without the host (kv_alone.c) asks for records on disk while it runs.  begin:
+ * before it; link: the queue as ops see it, batch: a layer's in it; poll: starts reads and tells
+ * what has come, without waiting, for as long as the step runs; give_up: nothing more will come;
+ * end: the streams are done: what has come may stay in the host tier.  KVD_E_IO and its kin:
+ * records are missing, the step has failed. */
+bool          kv_serves(const kv_store *s); /* or there is no disk tier */
+kvd_status    kv_serve_begin(kv_store *s, kvd_stream *st, kvd_err *err);
+kvd_miss_link kv_serve_link(const kv_store *s, uint32_t layer, bool urgent);
+void          kv_serve_poll(kv_store *s);
+void          kv_serve_give_up(kv_store *s);
+kvd_status    kv_serve_end(kv_store *s, kvd_err *err);
+
+void kv_tier_count(const kv_store *s, kv_counts *c);
+void kv_tier_check(const kv_store *s);
 
 #endif

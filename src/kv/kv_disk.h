@@ -130,6 +130,8 @@ kvd_status kv_disk_put_begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *
  * aux.  Waits for writes in flight when the stage is full.  After a failure only abort is left. */
 kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
                             const uint16_t *order, const void *aux, kvd_err *err);
+/* Whether put_lane would have to wait for writes in flight. */
+bool kv_disk_put_waits(const kv_disk *d, kv_disk_put put);
 /* KVD_E_INVAL (and aborted) when a lane is missing; else the store goes on by itself: write, sync,
  * publish.  A failure there drops the unit and pauses the stores. */
 kvd_status kv_disk_put_commit(kv_disk *d, kv_disk_put put, kvd_err *err);

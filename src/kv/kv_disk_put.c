@@ -342,6 +342,21 @@ kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const vo
 /* ---- commit ----------------------------------------------------------------------- */
 
 /* To FREE when nothing is in flight; until then DROPPED. */
+bool kv_disk_put_waits(const kv_disk *d, kv_disk_put put)
+{
+    const disk_put_unit *p    = put_of((kv_disk *)(uintptr_t)d, put);
+    const uint32_t       most = d->n_slot - d->n_read_slot;
+    uint32_t             need, room = 0;
+
+    if (!p)
+        return false;
+    need = (uint32_t)(kvd_div_up(p->row.layout.rec_slot, DISK_SLOT_BYTES) +
+                      kvd_div_up(p->row.layout.aux_slot, DISK_SLOT_BYTES));
+    for (uint32_t i = d->n_read_slot; i < d->n_slot; i++)
+        room += !d->slot[i].busy;
+    return room < (need < most ? need : most);
+}
+
 void kv_disk_put_drop(kv_disk *d, disk_put_unit *p)
 {
     const disk_row *r = &p->row;

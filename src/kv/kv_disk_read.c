@@ -12,6 +12,7 @@
  *  (3) a unit in flight is referenced. */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "kv/kv_disk_int.h"
@@ -155,18 +156,20 @@ static bool ticket_over(const disk_ticket *t)
 static void ticket_late(kv_disk *d, disk_ticket *t)
 {
     const uint32_t no = (uint32_t)(t - d->ticket);
+    char           text[80];
 
     d->stats.n_timeout++;
+    snprintf(text, sizeof(text), "no answer within the time limit of %.3g s",
+             (double)d->p.timeout_ns / 1e9);
     for (uint32_t i = 0; i < d->n_read_slot; i++) {
         const disk_slot *s = &d->slot[i];
 
         if (s->busy && s->ticket == no && s->ticket_seq == t->seq) {
-            ticket_fail(d, t, KVD_E_IO, ETIMEDOUT, s->unit, s->off,
-                        "no answer within the time limit");
+            ticket_fail(d, t, KVD_E_IO, ETIMEDOUT, s->unit, s->off, text);
             return;
         }
     }
-    ticket_fail(d, t, KVD_E_IO, ETIMEDOUT, NULL, 0, "not read within the time limit");
+    ticket_fail(d, t, KVD_E_IO, ETIMEDOUT, NULL, 0, text);
 }
 
 static kvd_status ticket_result(kv_disk *d, disk_ticket *t, kvd_err *err)

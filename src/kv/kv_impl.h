@@ -10,8 +10,11 @@
  * kv_alone.c    the same without the host in between
  * kv_sched.c    in which order their work is given to which stream
  * kv_lookup.c   windows changed by the CPU
+ * kv_tier.c     the disk as a tier; kv_land.c: where its records come to; kv_serve.c: for
+ *               kv_alone.c
  * kv_zone.c     the estimation zone: what stands for the tokens that a step does not attend to
- * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back
+ * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back;
+ *               kv_ferry.c, kv_restore_up.c: the same for a device with memory of its own
  *
  * A *lane index* counts lanes of all sequences: (seq * n_layer + layer) * n_kv_head + head.  Arrays
  * per chunk have n_chunk_max elements a lane and are written first when a chunk is sealed. */
@@ -21,7 +24,7 @@
 #include "kv/kv.h"
 
 #define KV_NO_BLOCK UINT64_MAX
-#define KV_NO_HOST  UINT32_MAX
+#define KV_NO_HOST  KVD_HOST_NONE
 
 #define KV_PARTS_MAX 32u /* micro-batches of a step at most */
 
@@ -49,7 +52,8 @@ enum { KV_COPIES, KV_COPIES_LATE }; /* of kv_step.list */
 /* Arrays of one step, written by select and read by fetch and attend; those marked * are there once
  * for each layer with device_steps. */
 typedef struct kv_step {
-    bool              alone;                /* under way without the host */
+    bool              alone; /* under way without the host */
+    bool              recording;
     bool              has_late, has_urgent; /* something was given to these streams */
     uint32_t          n_row;                /* of it */
     const uint32_t   *rows_seq;
@@ -63,6 +67,7 @@ typedef struct kv_step {
     uint32_t          *k;                                   /* [n_seq][n_kv_head] */
     float             *part;                                /* [n_seq][n_kv_head][part] */
     float             *lse;                                 /* [n_batch][n_head] */
+    float             *no_lse;                              /* [n_head] of nothing */
     float             *zone_lse;                            /* [n_batch][n_head]; zone */
     kvd_zone_seq      *zone;                                /* [n_seq]; zone */
     uint16_t          *left;                                /* [n_seq][n_kv_head][cells]; zone */
@@ -142,7 +147,7 @@ struct kv_store {
     /* device_steps or host_lookup, not resident.  late: what a step does not wait for; urgent: what
      * it waits for, where micro-batches go on meanwhile. */
     kvd_stream *late, *urgent;
-    kvd_event  *change_known, *late_done, *arrived[KV_PARTS_MAX];
+    kvd_event  *change_known, *late_done, *step_done, *arrived[KV_PARTS_MAX];
     kv_schedule schedule;
 
     kvd_backend *cpu; /* host_lookup, memory not unified: who changes windows; else NULL */
@@ -203,9 +208,11 @@ static inline uint64_t kv_record_in_window(const kv_store *s, uint64_t lane, uin
 
 /* kv_plan.c.  Lays out the regions and points the store into base [KV_N_REGION]; base NULL only
  * measures.  bytes [KV_N_REGION]. */
-void     kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
-                      uint64_t *bytes);
-uint64_t kv_map_bytes(const kv_params *p, bool resident);
+void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
+                  uint64_t *bytes);
+/* Whether a region lies in the device's memory, and whether it has a copy where it does not. */
+bool     kv_region_on_device(const kv_params *p, kv_region r);
+bool     kv_region_mirrored(const kv_params *p, kv_region r);
 uint64_t kv_copies_max(const kv_params *p);
 uint32_t kv_lane_slots(const kv_params *p, uint64_t lane); /* lane: of a sequence */
 
@@ -328,11 +335,12 @@ static inline size_t kv_query_shared(const kv_store *s, const kv_query *q)
 /* Before lists are written anew that ops may not have read yet. */
 static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err)
 {
-    return s->be->unified ? KVD_OK : s->be->ops->stream_sync(st, err);
+    return s->be->unified ? KVD_OK : kv_step_wait(s, st, err);
 }
 
 /* kv_pack.c.  list_up: one record that comes up, from src (in the host tier) to dst (in the pool);
- * lane counts inside the sequence; returns n + 1.  copy_up: n listed records.  pack_layer: all
+ * lane counts inside the sequence; returns n + 1.  copy_up: n listed records; bring: the same from
+ * other memory.  pack_layer: all
  * lanes of a layer of block b, which is raw at pool offset `at`, to s->packed; pack_lane: one of
  * them to dst; with their parameters.  unpack_run: n records of a block
  * from number `chunk` on, which lie packed at the end of their room in the pool (kv_packed_at()).
@@ -340,6 +348,8 @@ static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err
 uint64_t   kv_list_up(const kv_store *s, const kv_copies *list, uint32_t seq, uint32_t lane,
                       uint32_t chunk, uint64_t src, uint64_t dst, uint64_t n);
 kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64_t n, kvd_err *err);
+kvd_status kv_bring(kv_store *s, kvd_stream *st, const kv_copies *list, const void *from,
+                    uint64_t n, kvd_err *err);
 kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                          uint64_t at, kvd_err *err);
 kvd_status kv_pack_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t b,

@@ -151,9 +151,9 @@ static kvd_status wait_found(kv_store *s, kvd_stream *st, uint32_t i, bool all, 
 
     if (all)
         return ops->stream_sync(st, err);
-    while (!ops->event_done(s->found[i])) {
+    while (ops->event_poll(s->found[i], NULL) == KVD_E_BUSY) {
     }
-    return ops->event_record(s->found[i], st, err); /* says so if the device has failed */
+    return ops->event_poll(s->found[i], err);
 }
 
 /* What the device finds for the micro-batches, one after the other, and what follows from it. */

@@ -26,8 +26,8 @@ uint64_t kv_list_up(const kv_store *s, const kv_copies *list, uint32_t seq, uint
 }
 
 /* n listed records from `from` to the pool. */
-static kvd_status bring(kv_store *s, kvd_stream *st, const kv_copies *list, const void *from,
-                        uint64_t n, kvd_err *err)
+kvd_status kv_bring(kv_store *s, kvd_stream *st, const kv_copies *list, const void *from,
+                    uint64_t n, kvd_err *err)
 {
     const kvd_record_copy_args   copy   = { .n       = n,
                                             .bytes   = s->layout.record_bytes,
@@ -51,7 +51,7 @@ static kvd_status bring(kv_store *s, kvd_stream *st, const kv_copies *list, cons
 
 kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64_t n, kvd_err *err)
 {
-    return bring(s, st, list, s->host.ptr, n, err);
+    return kv_bring(s, st, list, s->host.ptr, n, err);
 }
 
 kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
@@ -140,5 +140,5 @@ kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
                            ((uint64_t)h * s->block_chunks + i) * s->packed_bytes,
                            to + i * s->layout.record_bytes, n);
     }
-    return bring(s, st, &s->step.list[KV_COPIES], s->packed, n, err);
+    return kv_bring(s, st, &s->step.list[KV_COPIES], s->packed, n, err);
 }

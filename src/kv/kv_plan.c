@@ -33,6 +33,135 @@ static uint64_t index_block_bytes(const kv_params *p)
     return p->sparse ? (uint64_t)p->n_layer * p->n_kv_head * kv_aux_bytes(p) : 0;
 }
 
+/* One block of a layer, packed. */
+static uint64_t packed_layer_bytes(const kv_params *p)
+{
+    const kvd_record_format f = kv_record_format(p);
+
+    return (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * kvd_record_bytes(&f);
+}
+
+/* ---- maps and lists ----------------------------------------------------------------- */
+
+/* A step's misses at most. */
+static uint64_t step_copies(const kv_params *p)
+{
+    return p->sparse ? (uint64_t)p->n_seq * p->n_kv_head * (p->window_tokens / p->chunk_tokens) : 0;
+}
+
+/* Where all is resident packed records are still made and unpacked, a block at a time. */
+void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
+                  uint64_t *bytes)
+{
+    const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
+    const uint64_t slots  = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
+    const uint64_t index  = p->sparse ? lanes * chunks : 0;
+    const uint64_t seqs   = p->sparse ? p->n_seq : 0;
+    const uint64_t row    = seqs * p->n_kv_head;
+    const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
+    const uint64_t packed = p->record != KVD_RECORD_RAW;
+    const uint64_t copies = resident ? packed * block : kv_copies_max(p);
+    const uint64_t late   = resident ? 0 : step_copies(p);
+    const uint32_t group  = p->n_head / p->n_kv_head;
+    const uint64_t zone   = p->zone_tokens ? p->n_seq : 0;
+    const uint64_t times  = p->device_steps ? p->n_layer : 1;
+    kv_step       *t      = &s->step;
+    const struct {
+        void    **at;
+        uint64_t  bytes;
+        kv_region where;
+    } part[] = {
+        { (void **)&s->lists, 16 * p->n_seq * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_ARGS },
+        { (void **)&s->stage_block, 8 * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_LISTS },
+        { (void **)&s->packed, packed_layer_bytes(p), KV_LISTS },
+        { (void **)&s->ema, 2 * index, KV_WORK },
+        { (void **)&s->slot_of, 2 * index, KV_MAP },
+        { (void **)&s->chunk_of, 4 * lanes * slots, KV_MAP },
+        { (void **)&s->stamp, 4 * lanes * slots, KV_MAP },
+        { (void **)&s->host_of, resident ? 0 : 4 * lanes * chunks, KV_LISTS },
+        { (void **)&s->lane_slots, 4 * lanes / p->n_seq, KV_LISTS },
+        { (void **)&s->cap, 4 * lanes, KV_ARGS },
+        { (void **)&s->lane_at, resident ? 0 : 8 * lanes, KV_ARGS },
+        { (void **)&t->place, p->device_steps ? times * seqs * sizeof(*t->place) : 0, KV_ARGS },
+        { (void **)&t->kept_span, times * row * sizeof(*t->kept_span), KV_ARGS },
+        { (void **)&t->near_span, row * sizeof(*t->near_span), KV_MAP },
+        { (void **)&t->urgent_span, row * sizeof(*t->urgent_span), KV_MAP },
+        { (void **)&t->select, times * seqs * sizeof(*t->select), KV_ARGS },
+        { (void **)&t->chosen, times * row * sizeof(*t->chosen), KV_FOUND },
+        { (void **)&t->window, times * seqs * sizeof(*t->window), KV_ARGS },
+        { (void **)&t->change, times * row * sizeof(*t->change), KV_FOUND },
+        { (void **)&t->k, 4 * times * row, KV_ARGS },
+        { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim), KV_WORK },
+        { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
+        { (void **)&t->no_lse, p->sparse ? 4ull * p->n_head : 0, KV_LISTS },
+        { (void **)&t->zone_lse, zone ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
+        { (void **)&t->zone, zone * sizeof(*t->zone), KV_LISTS },
+        { (void **)&t->left, zone ? 2 * row * (chunks * p->chunk_tokens / p->zone_tokens) : 0,
+          KV_LISTS },
+        { (void **)&t->score, 4 * row * chunks, KV_WORK },
+        { (void **)&t->ema, p->host_lookup ? 2 * row * chunks : 0, KV_LISTS },
+        { (void **)&t->sel, 4 * row * slots, KV_MAP },
+        { (void **)&t->fetch, 4 * times * row * slots, KV_MAP },
+        { (void **)&t->into, 4 * times * row * slots, KV_MAP },
+        { (void **)&t->stay, 4 * row * slots, KV_MAP },
+        { (void **)&t->sink, 8 * times * row * (p->n_sink / p->chunk_tokens), KV_ARGS },
+        { (void **)&t->near, 8 * row * slots, KV_MAP },
+        { (void **)&t->urgent, 8 * row * slots, KV_MAP },
+        { (void **)&t->list[0].param, 8 * packed * copies, KV_LISTS },
+        { (void **)&t->list[0].number, 4 * packed * copies, KV_LISTS },
+        { (void **)&t->list[0].src, 8 * copies, KV_LISTS },
+        { (void **)&t->list[0].dst, 8 * copies, KV_LISTS },
+        { (void **)&t->list[1].param, 8 * packed * late, KV_LISTS },
+        { (void **)&t->list[1].number, 4 * packed * late, KV_LISTS },
+        { (void **)&t->list[1].src, 8 * late, KV_LISTS },
+        { (void **)&t->list[1].dst, 8 * late, KV_LISTS },
+        { (void **)&t->pack, 3 * 8 * (uint64_t)p->n_kv_head, KV_LISTS },
+    };
+
+    memset(bytes, 0, KV_N_REGION * sizeof(*bytes));
+    for (size_t i = 0; i < KVD_COUNTOF(part); i++) {
+        if (base)
+            *part[i].at = (uint8_t *)base[part[i].where].ptr + bytes[part[i].where];
+        bytes[part[i].where] += kvd_align_up(part[i].bytes, KVD_CACHE_LINE);
+    }
+}
+
+bool kv_region_mirrored(const kv_params *p, kv_region r)
+{
+    return p->apart && p->device_steps && (r == KV_ARGS || r == KV_FOUND);
+}
+
+bool kv_region_on_device(const kv_params *p, kv_region r)
+{
+    return (r == KV_MAP && (p->device_steps || !p->apart)) ||
+           (r == KV_WORK && (p->device_steps || p->host_lookup || !p->apart));
+}
+
+static void map_bytes(const kv_params *p, bool resident, kv_sizes *z)
+{
+    kv_store unused;
+    uint64_t bytes[KV_N_REGION];
+
+    kv_place_map(p, resident, &unused, NULL, bytes);
+    z->bytes[KV_BUF_MAP] = z->bytes[KV_BUF_LISTS] = 0;
+    for (uint32_t i = 0; i < KV_N_REGION; i++) {
+        const bool device = !p->apart || kv_region_on_device(p, i);
+
+        z->bytes[device ? KV_BUF_MAP : KV_BUF_LISTS] += bytes[i];
+        if (kv_region_mirrored(p, i))
+            z->bytes[KV_BUF_MAP] += bytes[i];
+    }
+    z->bytes[KV_BUF_LISTS] += kv_ferry_bytes(p);
+}
+
+/* Records that one call copies at most: a step's misses, or one layer of a sequence. */
+uint64_t kv_copies_max(const kv_params *p)
+{
+    return kvd_max_u64(step_copies(p), p->n_kv_head * chunks_max(p));
+}
+
+/* ---- sizes -------------------------------------------------------------------------- */
+
 static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
 {
     const uint64_t          lanes  = (uint64_t)p->n_layer * p->n_kv_head;
@@ -43,14 +172,6 @@ static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
     return sizeof(kv_store) + p->n_seq * sizeof(kv_seq) + 8 * z->n_raw + 8 * z->n_block +
            4 * host / record + 16 * lanes + kv_cache_bytes(p) +
            (z->spills ? kv_tier_bytes(p, host, record) : 0);
-}
-
-/* One block of a layer, packed. */
-static uint64_t packed_layer_bytes(const kv_params *p)
-{
-    const kvd_record_format f = kv_record_format(p);
-
-    return (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * kvd_record_bytes(&f);
 }
 
 /* Too little room on the device: says for what, and what would do. */
@@ -109,7 +230,7 @@ static void fill_tiered(const kv_params *p, kv_sizes *z, uint64_t lanes)
     z->bytes[KV_BUF_WINDOW] = p->n_seq * records * record;
     z->bytes[KV_BUF_STAGE]  = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (z->block_bytes / p->n_layer);
     z->bytes[KV_BUF_HOST]   = z->n_block * lanes * (KV_BLOCK_TOKENS / p->chunk_tokens) * packed;
-    z->bytes[KV_BUF_MAP]    = kv_map_bytes(p, false);
+    map_bytes(p, false, z);
     z->spills =
         p->cache_dir && (p->lazy || (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes));
     if (z->spills && p->host_bytes)
@@ -133,11 +254,13 @@ static kvd_status check_shares(const kv_params *p, const kv_sizes *z, kvd_err *e
     return KVD_OK;
 }
 
-static void sum(kv_sizes *z)
+static void sum(const kv_params *p, kv_sizes *z)
 {
     z->device_bytes = z->host_bytes = 0;
     for (int i = 0; i < KV_BUF_COUNT; i++)
         *(i >= KV_BUF_HOST ? &z->host_bytes : &z->device_bytes) += z->bytes[i];
+    z->pinned_bytes = p->apart ? z->bytes[KV_BUF_HOST] + z->bytes[KV_BUF_LISTS] : 0;
+    z->pinned_bytes += z->spills ? kv_land_bytes(p) : 0; /* which are among KV_BUF_TABLE */
 }
 
 kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
@@ -166,115 +289,15 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
                         "KV cache: %" PRIu64 " tokens of %u layers, %u KV heads, head size %u "
                         "are more bytes than can be addressed",
                         p->n_token, p->n_layer, p->n_kv_head, p->head_dim);
-    z->bytes[KV_BUF_MAP] = kv_map_bytes(p, true);
-    sum(z);
+    map_bytes(p, true, z);
+    sum(p, z);
     if ((p->lazy && p->cache_dir) || (p->device_bytes && z->device_bytes > p->device_bytes))
         fill_tiered(p, z, lanes);
     z->bytes[KV_BUF_TABLE] = table_bytes(p, z);
-    sum(z);
+    sum(p, z);
     if (p->device_bytes && z->device_bytes > p->device_bytes)
         return refuse_device(p, z, err);
     if (p->host_bytes && z->bytes[KV_BUF_HOST] > p->host_bytes)
         return refuse_host(p, z, err);
     return check_shares(p, z, err);
-}
-
-/* ---- maps and lists ----------------------------------------------------------------- */
-
-/* A step's misses at most. */
-static uint64_t step_copies(const kv_params *p)
-{
-    return p->sparse ? (uint64_t)p->n_seq * p->n_kv_head * (p->window_tokens / p->chunk_tokens) : 0;
-}
-
-void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
-                  uint64_t *bytes)
-{
-    const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
-    const uint64_t slots = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
-    const uint64_t index = p->sparse ? lanes * chunks : 0;
-    const uint64_t seqs = p->sparse ? p->n_seq : 0, row = seqs * p->n_kv_head;
-    /* where all is resident packed records are still made and unpacked, a block at a time */
-    const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
-    const uint64_t packed = p->record != KVD_RECORD_RAW;
-    const uint64_t copies = resident ? packed * block : kv_copies_max(p);
-    const uint64_t late   = resident ? 0 : step_copies(p);
-    const uint32_t group  = p->n_head / p->n_kv_head;
-    const uint64_t zone   = p->zone_tokens ? p->n_seq : 0;
-    const uint64_t times  = p->device_steps ? p->n_layer : 1;
-    kv_step       *t      = &s->step;
-    const struct {
-        void    **at;
-        uint64_t  bytes;
-        kv_region where;
-    } part[] = {
-        { (void **)&s->lists, 16 * p->n_seq * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_ARGS },
-        { (void **)&s->stage_block, 8 * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_LISTS },
-        { (void **)&s->packed, packed_layer_bytes(p), KV_LISTS },
-        { (void **)&s->ema, 2 * index, KV_WORK },
-        { (void **)&s->slot_of, 2 * index, KV_MAP },
-        { (void **)&s->chunk_of, 4 * lanes * slots, KV_MAP },
-        { (void **)&s->stamp, 4 * lanes * slots, KV_MAP },
-        { (void **)&s->host_of, resident ? 0 : 4 * lanes * chunks, KV_LISTS },
-        { (void **)&s->lane_slots, 4 * lanes / p->n_seq, KV_LISTS },
-        { (void **)&s->cap, 4 * lanes, KV_ARGS },
-        { (void **)&s->lane_at, resident ? 0 : 8 * lanes, KV_ARGS },
-        { (void **)&t->place, p->device_steps ? times * seqs * sizeof(*t->place) : 0, KV_ARGS },
-        { (void **)&t->kept_span, times * row * sizeof(*t->kept_span), KV_ARGS },
-        { (void **)&t->near_span, row * sizeof(*t->near_span), KV_MAP },
-        { (void **)&t->urgent_span, row * sizeof(*t->urgent_span), KV_MAP },
-        { (void **)&t->select, times * seqs * sizeof(*t->select), KV_ARGS },
-        { (void **)&t->chosen, times * row * sizeof(*t->chosen), KV_FOUND },
-        { (void **)&t->window, times * seqs * sizeof(*t->window), KV_ARGS },
-        { (void **)&t->change, times * row * sizeof(*t->change), KV_FOUND },
-        { (void **)&t->k, 4 * times * row, KV_ARGS },
-        { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim), KV_WORK },
-        { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
-        { (void **)&t->zone_lse, zone ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
-        { (void **)&t->zone, zone * sizeof(*t->zone), KV_LISTS },
-        { (void **)&t->left, zone ? 2 * row * (chunks * p->chunk_tokens / p->zone_tokens) : 0,
-          KV_LISTS },
-        { (void **)&t->score, 4 * row * chunks, KV_WORK },
-        { (void **)&t->ema, p->host_lookup ? 2 * row * chunks : 0, KV_LISTS },
-        { (void **)&t->sel, 4 * row * slots, KV_MAP },
-        { (void **)&t->fetch, 4 * times * row * slots, KV_MAP },
-        { (void **)&t->into, 4 * times * row * slots, KV_MAP },
-        { (void **)&t->stay, 4 * row * slots, KV_MAP },
-        { (void **)&t->sink, 8 * times * row * (p->n_sink / p->chunk_tokens), KV_ARGS },
-        { (void **)&t->near, 8 * row * slots, KV_MAP },
-        { (void **)&t->urgent, 8 * row * slots, KV_MAP },
-        { (void **)&t->list[0].param, 8 * packed * copies, KV_LISTS },
-        { (void **)&t->list[0].number, 4 * packed * copies, KV_LISTS },
-        { (void **)&t->list[0].src, 8 * copies, KV_LISTS },
-        { (void **)&t->list[0].dst, 8 * copies, KV_LISTS },
-        { (void **)&t->list[1].param, 8 * packed * late, KV_LISTS },
-        { (void **)&t->list[1].number, 4 * packed * late, KV_LISTS },
-        { (void **)&t->list[1].src, 8 * late, KV_LISTS },
-        { (void **)&t->list[1].dst, 8 * late, KV_LISTS },
-        { (void **)&t->pack, 3 * 8 * (uint64_t)p->n_kv_head, KV_LISTS },
-    };
-
-    memset(bytes, 0, KV_N_REGION * sizeof(*bytes));
-    for (size_t i = 0; i < KVD_COUNTOF(part); i++) {
-        if (base)
-            *part[i].at = (uint8_t *)base[part[i].where].ptr + bytes[part[i].where];
-        bytes[part[i].where] += kvd_align_up(part[i].bytes, KVD_CACHE_LINE);
-    }
-}
-
-uint64_t kv_map_bytes(const kv_params *p, bool resident)
-{
-    kv_store unused;
-    uint64_t bytes[KV_N_REGION], sum = 0;
-
-    kv_place_map(p, resident, &unused, NULL, bytes);
-    for (uint32_t i = 0; i < KV_N_REGION; i++)
-        sum += bytes[i];
-    return sum + (p->device_steps ? bytes[KV_ARGS] + bytes[KV_FOUND] : 0); /* there twice */
-}
-
-/* Records that one call copies at most: a step's misses, or one layer of a sequence. */
-uint64_t kv_copies_max(const kv_params *p)
-{
-    return kvd_max_u64(step_copies(p), p->n_kv_head * chunks_max(p));
 }

@@ -14,8 +14,6 @@
  * but the placement depends on it.
  *
  * Thread: the session's. */
-#include <math.h>
-
 #include "kv/kv_cache.h"
 
 kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err)
@@ -77,29 +75,34 @@ kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_la
 /* The mean score that a row of last's gives each chunk, row by row into the averages. */
 static kvd_status score_row(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t i, kvd_err *err)
 {
-    const kv_prompt       *p   = &s->prompt;
-    const kv_prompt_query *l   = &p->last;
-    const uint32_t         n_h = s->params.n_kv_head;
-    kvd_select_args        a   = { .n_seq       = 1,
-                                   .n_head      = s->params.n_head,
-                                   .seq         = s->step.select,
-                                   .index       = s->index,
-                                   .q_stride    = l->q_stride,
-                                   .lse_stride  = s->params.n_head,
-                                   .lane_stride = s->n_chunk_max,
-                                   .sel_stride  = s->slots_max,
-                                   .q           = l->q + i * l->q_stride,
-                                   .kept_lse    = s->step.lse,
-                                   .result      = s->step.chosen,
-                                   .rule        = s->policy.rule,
-                                   .scale       = l->scale,
-                                   .alpha       = 1.0f / (float)(i + 1) };
+    const kv_prompt_query *l = &s->prompt.last;
+    kvd_select_args        a = { .n_seq       = 1,
+                                 .n_head      = s->params.n_head,
+                                 .seq         = s->step.select,
+                                 .index       = s->index,
+                                 .q_stride    = l->q_stride,
+                                 .lse_stride  = s->params.n_head,
+                                 .lane_stride = s->n_chunk_max,
+                                 .sel_stride  = s->slots_max,
+                                 .q           = l->q + i * l->q_stride,
+                                 .kept_lse    = s->step.no_lse,
+                                 .result      = s->step.chosen,
+                                 .rule        = s->policy.rule,
+                                 .scale       = l->scale,
+                                 .alpha       = 1.0f / (float)(i + 1) };
 
-    a.index.lane_off = (uint64_t)layer * n_h * s->index.head_stride;
-    for (uint32_t h = 0; h < n_h; h++)
+    a.index.lane_off = (uint64_t)layer * s->params.n_kv_head * s->index.head_stride;
+    return s->be->ops->select(st, &a, err);
+}
+
+/* What ops read of it, once they have read that of the layer before. */
+static kvd_status list_scores(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err)
+{
+    const kv_prompt *p = &s->prompt;
+
+    KVD_TRY(kv_wait_lists(s, st, err));
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++)
         s->step.k[h] = 1; /* the scores alone are wanted */
-    for (uint32_t h = 0; h < s->params.n_head; h++)
-        s->step.lse[h] = -INFINITY;
     s->step.select[0] =
         (kvd_select_seq){ .first_chunk = s->sinks,
                           .n_chunk     = p->end * s->block_chunks,
@@ -108,7 +111,7 @@ static kvd_status score_row(kv_store *s, kvd_stream *st, uint32_t layer, uint32_
                           .score       = s->step.score,
                           .ema         = s->ema + kv_lane(s, p->seq, layer) * s->n_chunk_max,
                           .sel         = s->step.sel };
-    return s->be->ops->select(st, &a, err);
+    return KVD_OK;
 }
 
 kvd_status kv_prompt_place(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err *err)
@@ -117,8 +120,11 @@ kvd_status kv_prompt_place(kv_store *s, kvd_stream *st, uint32_t layer, kvd_err 
 
     if (!s->tier || p->end == p->first)
         return KVD_OK;
+    if (p->last.n_row > 0 && s->slots_max > 0)
+        KVD_TRY(list_scores(s, st, layer, err));
     for (uint32_t i = 0; i < p->last.n_row && s->slots_max > 0; i++)
         KVD_TRY(score_row(s, st, layer, i, err));
+    KVD_TRY(kv_tier_see(s, st, p->seq, layer, err));
     KVD_TRY(s->be->ops->stream_sync(st, err));
     for (uint32_t h = 0; h < s->params.n_kv_head; h++)
         kv_tier_place(s, kv_lane(s, p->seq, layer) + h, p->first * s->block_chunks,

@@ -10,18 +10,7 @@
 
 #include "kv/kv_cache.h"
 
-typedef struct restore {
-    kv_store     *s;
-    kvd_stream   *st;
-    kv_disk_match match;
-    uint32_t      seq;
-    uint32_t      n_block; /* whole blocks of the match that are taken */
-    uint32_t      n_tail;  /* tokens behind them */
-    uint32_t      n_seal;  /* blocks that are sealed; the others become raw */
-} restore;
-
-/* The span that holds block b, and the block's number in its unit. */
-static const kv_disk_span *span_of(const restore *r, uint32_t b, uint32_t *in_unit)
+const kv_disk_span *kv_restore_span(const kv_restore *r, uint32_t b, uint32_t *in_unit)
 {
     const kv_disk_span *sp    = r->match.span;
     uint32_t            first = 0;
@@ -34,14 +23,14 @@ static const kv_disk_span *span_of(const restore *r, uint32_t b, uint32_t *in_un
     return sp;
 }
 
-static const kv_disk_span *tail_of(const restore *r)
+const kv_disk_span *kv_restore_tail(const kv_restore *r)
 {
     return &r->match.span[r->match.n_span - 1];
 }
 
 /* How much of the match there is room for; what of it is sealed when the sequence has final_len
  * tokens. */
-static void measure(restore *r, uint32_t final_len)
+static void measure(kv_restore *r, uint32_t final_len)
 {
     const kv_store *s = r->s;
 
@@ -62,7 +51,7 @@ static void measure(restore *r, uint32_t final_len)
 /* ---- blocks ------------------------------------------------------------------------- */
 
 /* Index blocks and host records for what is sealed, raw blocks for the rest (all, if resident). */
-static kvd_status take_blocks(restore *r, kvd_err *err)
+static kvd_status take_blocks(kv_restore *r, kvd_err *err)
 {
     kv_store      *s    = r->s;
     kv_seq        *q    = &s->seq[r->seq];
@@ -81,7 +70,7 @@ static kvd_status take_blocks(restore *r, kvd_err *err)
     return KVD_OK;
 }
 
-static uint64_t layer_at(const restore *r, uint32_t b, uint32_t layer)
+static uint64_t layer_at(const kv_restore *r, uint32_t b, uint32_t layer)
 {
     const uint64_t block = r->s->seq[r->seq].block[b];
 
@@ -90,7 +79,7 @@ static uint64_t layer_at(const restore *r, uint32_t b, uint32_t layer)
 
 /* ---- reading ------------------------------------------------------------------------ */
 
-static kvd_status read_records(restore *r, uint32_t layer, kvd_err *err)
+static kvd_status read_records(kv_restore *r, uint32_t layer, kvd_err *err)
 {
     kv_store     *s    = r->s;
     kv_disk_read *read = s->cache->read;
@@ -101,7 +90,7 @@ static kvd_status read_records(restore *r, uint32_t layer, kvd_err *err)
         for (uint32_t b = s->tier ? r->n_seal : 0; b < r->n_block; b++) {
             const uint64_t      at = layer_at(r, b, layer) + h * s->layout.head_stride;
             uint32_t            in_unit;
-            const kv_disk_span *sp = span_of(r, b, &in_unit);
+            const kv_disk_span *sp = kv_restore_span(r, b, &in_unit);
 
             read[n++] = (kv_disk_read){ .unit  = sp->unit,
                                         .what  = KV_DISK_RECORDS,
@@ -117,7 +106,7 @@ static kvd_status read_records(restore *r, uint32_t layer, kvd_err *err)
     return KVD_OK;
 }
 
-static kvd_status read_index(restore *r, uint32_t layer, kvd_err *err)
+static kvd_status read_index(kv_restore *r, uint32_t layer, kvd_err *err)
 {
     kv_store     *s    = r->s;
     kv_disk_read *read = s->cache->read;
@@ -128,7 +117,7 @@ static kvd_status read_index(restore *r, uint32_t layer, kvd_err *err)
 
         for (uint32_t b = 0; b < r->n_seal; b++) {
             uint32_t            in_unit;
-            const kv_disk_span *sp = span_of(r, b, &in_unit);
+            const kv_disk_span *sp = kv_restore_span(r, b, &in_unit);
 
             read[n++] =
                 (kv_disk_read){ .unit  = sp->unit,
@@ -143,13 +132,13 @@ static kvd_status read_index(restore *r, uint32_t layer, kvd_err *err)
     return n == 0 ? KVD_OK : kv_disk_read_now(s->cache->disk, read, n, err);
 }
 
-static kvd_status read_tail(restore *r, uint32_t layer, kvd_err *err)
+static kvd_status read_tail(kv_restore *r, uint32_t layer, kvd_err *err)
 {
     kv_store *s = r->s;
 
     for (uint32_t h = 0; h < s->params.n_kv_head && r->n_tail > 0; h++) {
         const uint32_t     lane = layer * s->params.n_kv_head + h;
-        const kv_disk_read read = { .unit = tail_of(r)->unit,
+        const kv_disk_read read = { .unit = kv_restore_tail(r)->unit,
                                     .what = KV_DISK_RECORDS,
                                     .lane = lane,
                                     .n    = r->n_tail,
@@ -163,11 +152,11 @@ static kvd_status read_tail(restore *r, uint32_t layer, kvd_err *err)
 }
 
 /* The sinks' records, where all others stay on disk for now. */
-static kvd_status read_sinks(restore *r, uint32_t layer, kvd_err *err)
+static kvd_status read_sinks(kv_restore *r, uint32_t layer, kvd_err *err)
 {
     kv_store           *s = r->s;
     uint32_t            in_unit;
-    const kv_disk_span *sp = span_of(r, 0, &in_unit);
+    const kv_disk_span *sp = kv_restore_span(r, 0, &in_unit);
 
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
         const uint64_t at = kv_stage_block(s, 0) + h * s->layout.head_stride;
@@ -183,7 +172,7 @@ static kvd_status read_sinks(restore *r, uint32_t layer, kvd_err *err)
     return kv_disk_read_now(s->cache->disk, s->cache->read, s->params.n_kv_head, err);
 }
 
-static kvd_status unpack_lanes(restore *r, uint32_t layer, uint32_t b, uint32_t n, kvd_err *err)
+static kvd_status unpack_lanes(kv_restore *r, uint32_t layer, uint32_t b, uint32_t n, kvd_err *err)
 {
     kv_store *s = r->s;
 
@@ -195,7 +184,7 @@ static kvd_status unpack_lanes(restore *r, uint32_t layer, uint32_t b, uint32_t 
 }
 
 /* Records that were read go on to where they belong: in place, or from the stage to the host. */
-static kvd_status settle(restore *r, uint32_t layer, kvd_err *err)
+static kvd_status settle(kv_restore *r, uint32_t layer, kvd_err *err)
 {
     kv_store *s = r->s;
 
@@ -214,9 +203,13 @@ static kvd_status settle(restore *r, uint32_t layer, kvd_err *err)
     return kv_keep_sinks(s, r->st, r->seq, layer, kv_stage_block(s, 0), err);
 }
 
-static kvd_status read_layers(restore *r, kvd_err *err)
+static kvd_status read_layers(kv_restore *r, kvd_err *err)
 {
     for (uint32_t il = 0; il < r->s->params.n_layer; il++) {
+        if (r->s->cache->ferry) {
+            KVD_TRY(kv_restore_up(r, il, err));
+            continue;
+        }
         KVD_TRY(read_index(r, il, err)); /* first: with it come the records' parameters */
         KVD_TRY(read_records(r, il, err));
         KVD_TRY(read_tail(r, il, err));
@@ -226,25 +219,26 @@ static kvd_status read_layers(restore *r, kvd_err *err)
 }
 
 /* Keys and makings of the blocks, so that what follows continues the chain. */
-static kvd_status name_blocks(restore *r, kvd_err *err)
+static kvd_status name_blocks(kv_restore *r, kvd_err *err)
 {
     kv_cache_seq *q = &r->s->cache->seq[r->seq];
 
     for (uint32_t b = 0; b < r->n_block; b++) {
         uint32_t in_unit;
 
-        q->made[b] = kv_cache_accepted[span_of(r, b, &in_unit)->provenance];
+        q->made[b] = kv_cache_accepted[kv_restore_span(r, b, &in_unit)->provenance];
         KVD_TRY(kv_cache_name_block(r->s, r->seq, b, err));
     }
     for (uint32_t t = 0; t < r->n_tail; t += KV_BLOCK_TOKENS)
-        q->made[r->n_block + t / KV_BLOCK_TOKENS] = kv_cache_accepted[tail_of(r)->provenance];
+        q->made[r->n_block + t / KV_BLOCK_TOKENS] =
+            kv_cache_accepted[kv_restore_tail(r)->provenance];
     return KVD_OK;
 }
 
 uint32_t kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_token,
                         uint32_t final_len)
 {
-    restore    r   = { .s = s, .st = st, .seq = seq };
+    kv_restore r   = { .s = s, .st = st, .seq = seq };
     kv_seq    *q   = &s->seq[seq];
     kvd_err    err = { 0 };
     kvd_status rc;
@@ -257,6 +251,8 @@ uint32_t kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_to
         measure(&r, final_len);
         rc = r.n_block + r.n_tail == 0 ? KVD_OK : take_blocks(&r, &err);
     }
+    if (rc == KVD_OK && q->n_block > 0)
+        rc = kv_ferry_drain(s, true, &err);
     if (rc == KVD_OK && q->n_block > 0)
         rc = read_layers(&r, &err);
     if (rc == KVD_OK && q->n_block > 0)

@@ -28,6 +28,7 @@ kvd_status kv_sched_open(kv_store *s, kvd_err *err)
     KVD_TRY(ops->event_open(s->be, &s->change_known, err));
     for (uint32_t i = 0; i < KV_PARTS_MAX; i++)
         KVD_TRY(ops->event_open(s->be, &s->arrived[i], err));
+    KVD_TRY(ops->event_open(s->be, &s->step_done, err));
     return ops->event_open(s->be, &s->late_done, err);
 }
 
@@ -41,6 +42,8 @@ void kv_sched_close(kv_store *s)
         ops->event_close(s->change_known);
     if (s->late_done)
         ops->event_close(s->late_done);
+    if (s->step_done)
+        ops->event_close(s->step_done);
     for (uint32_t i = 0; i < KV_PARTS_MAX && s->arrived[i]; i++)
         ops->event_close(s->arrived[i]);
 }

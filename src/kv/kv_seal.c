@@ -201,6 +201,10 @@ kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
         KVD_TRY(kv_zone_build(s, st, layer, l, block + first, q->iblock + first, end - first, err));
     if (s->prompt.n_new > 0)
         KVD_TRY(kv_prompt_place(s, st, layer, err));
+    if (s->tier && s->prompt.n_new == 0) {
+        KVD_TRY(kv_tier_see(s, st, seq, layer, err));
+        KVD_TRY(kv_wait_lists(s, st, err));
+    }
     for (uint32_t h = 0; s->tier && s->prompt.n_new == 0 && h < s->params.n_kv_head; h++)
         kv_tier_place(s, kv_lane(s, seq, layer) + h, first * s->block_chunks, end * s->block_chunks,
                       true);

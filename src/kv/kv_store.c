@@ -19,6 +19,7 @@
  *
  * Free blocks are taken lowest offset first after open, so a lone sequence lies contiguously. */
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "kv/kv_cache.h"
@@ -68,24 +69,35 @@ static kvd_status alloc_tables(kv_store *s, kvd_err *err)
     return KVD_OK;
 }
 
+static kvd_status alloc(kv_store *s, kvd_mem_kind kind, uint64_t bytes, kvd_mem *out,
+                        const char *what, kvd_err *err)
+{
+    kvd_err          why = { 0 };
+    const kvd_status st  = s->be->ops->mem_alloc(s->be, kind, bytes, out, &why);
+
+    return st == KVD_OK ? KVD_OK
+                        : kvd_fail(err, st, 0, "KV cache, %s of %" PRIu64 " MiB: %s", what,
+                                   bytes >> 20, why.msg);
+}
+
 /* Maps and lists: regions, mirrors, and the pointers into them. */
 static kvd_status open_regions(kv_store *s, kvd_err *err)
 {
-    const kvd_backend_ops *ops    = s->be->ops;
-    const bool             mirror = s->params.device_steps && !s->be->unified;
-    uint64_t               bytes[KV_N_REGION];
+    const kv_params *p = &s->params;
+    uint64_t         bytes[KV_N_REGION];
 
-    kv_place_map(&s->params, s->sizes.resident, s, NULL, bytes);
+    kv_place_map(p, s->sizes.resident, s, NULL, bytes);
     for (uint32_t i = 0; i < KV_N_REGION; i++) {
-        const bool device = (i == KV_MAP && (mirror || s->be->unified)) ||
-                            (i == KV_WORK && (mirror || s->be->unified || s->params.host_lookup));
+        const bool device = kv_region_on_device(p, i);
 
-        KVD_TRY(ops->mem_alloc(s->be, device ? KVD_MEM_DEVICE : KVD_MEM_PINNED, bytes[i],
-                               &s->region[i], err));
-        if (mirror && (i == KV_ARGS || i == KV_FOUND))
-            KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, bytes[i], &s->mirror[i], err));
+        KVD_TRY(alloc(s, device ? KVD_MEM_DEVICE : KVD_MEM_PINNED, bytes[i], &s->region[i],
+                      "lists of a step", err));
+        if (kv_region_mirrored(p, i))
+            KVD_TRY(alloc(s, KVD_MEM_DEVICE, bytes[i], &s->mirror[i], "lists of a step", err));
     }
     kv_place_map(&s->params, s->sizes.resident, s, s->region, bytes);
+    for (uint32_t i = 0; s->params.sparse && i < s->params.n_head; i++)
+        s->step.no_lse[i] = -INFINITY;
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         s->seq[i].block  = s->lists + (size_t)i * 2 * s->blocks_max;
         s->seq[i].iblock = s->seq[i].block + s->blocks_max;
@@ -112,15 +124,18 @@ static void fill_stacks(kv_store *s)
 
 static kvd_status alloc_memory(kv_store *s, kvd_err *err)
 {
-    const kvd_backend_ops *ops = s->be->ops;
-    const uint64_t        *z   = s->sizes.bytes;
+    const uint64_t *z = s->sizes.bytes;
 
     s->window_off = z[KV_BUF_RAW];
     s->stage_off  = s->window_off + z[KV_BUF_WINDOW];
-    KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, s->stage_off + z[KV_BUF_STAGE], &s->pool, err));
-    KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE, z[KV_BUF_INDEX], &s->landmarks, err));
+    KVD_TRY(alloc(s, KVD_MEM_DEVICE, s->stage_off + z[KV_BUF_STAGE], &s->pool,
+                  "device tier (--kv-device)", err));
+    KVD_TRY(alloc(s, KVD_MEM_DEVICE, z[KV_BUF_INDEX], &s->landmarks, "index", err));
     KVD_TRY(open_regions(s, err));
-    return ops->mem_alloc(s->be, KVD_MEM_PINNED, z[KV_BUF_HOST], &s->host, err);
+    return alloc(s, KVD_MEM_PINNED,
+                 z[KV_BUF_HOST] +
+                     (s->sizes.spills ? kv_land_records(&s->params) : 0) * s->packed_bytes,
+                 &s->host, "host tier (--kv-host)", err);
 }
 
 /* Which windows lie where: sequence by sequence, lane by lane, each with its sinks in front. */
@@ -141,20 +156,25 @@ static void place_windows(kv_store *s, const kv_params *p)
     kvd_assert(s->sizes.resident || at == s->stage_off);
 }
 
+static kv_params params_on(const kvd_backend *be, const kv_params *p)
+{
+    kv_params q = *p;
+
+    q.apart = !be->unified;
+    return q;
+}
+
 kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kvd_err *err)
 {
-    kvd_status st;
-    kv_store  *s;
-    kv_sizes   sizes;
+    const kv_params full = params_on(be, p);
+    kvd_status      st;
+    kv_store       *s;
+    kv_sizes        sizes;
 
     *out = NULL;
+    p    = &full;
     kvd_assert(p->record == KVD_RECORD_RAW || p->sparse); /* parameters lie with the index */
-    if (p->cache_dir && !be->unified)
-        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
-                        "the prefix cache (--cache-dir) works with the CPU's backends only, not "
-                        "with \"%s\"",
-                        be->ops->name);
-    if (p->cache_dir && p->host_lookup && !be->unified)
+    if (p->cache_dir && p->host_lookup && p->apart)
         return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
                         "the prefix cache (--cache-dir) needs the maps where the device's lookup "
                         "keeps them: not with --lookup host on \"%s\"",

@@ -20,34 +20,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "kv/kv_cache.h"
-
-#define READS_MAX 8192u /* of one batch; more go in several */
-
-typedef struct tier_lane {
-    uint32_t *list;  /* [quota] chunks that have a host record */
-    uint32_t  quota; /* host records at most */
-    uint32_t  n;     /* of list */
-} tier_lane;
-
-struct kv_tier {
-    tier_lane    *lane;
-    uint32_t     *list; /* where lanes' lists lie, one behind the other */
-    kv_disk_unit *unit; /* [n_seq][blocks_max] where a sealed block is; 0: not bound */
-    uint8_t      *in_unit;
-    kvd_stream   *st;   /* of the step whose records are on their way */
-    kv_arrival   *run;  /* [READS_MAX] what a batch reads */
-    kv_disk_read *read; /* [READS_MAX] */
-    uint64_t     *rank; /* [n_chunk_max]; no quota is more */
-    uint32_t      lag;
-    uint64_t      n_start; /* flights so far */
-    uint32_t     *turn;    /* [n_layer] steps so far */
-    kv_flight    *flight;  /* [n_layer][lag], by turn */
-    kv_arrival   *arrival; /* [n_layer][lag][arrivals_max] */
-    uint64_t      arrivals_max;
-    uint8_t      *late; /* [lane][slots_max] what its slots wait for; NULL: lag 1 */
-    uint32_t     *lost; /* [n_seq] first block that cannot be read */
-};
+#include "kv/kv_tier.h"
 
 /* ---- open and close ----------------------------------------------------------------- */
 
@@ -65,7 +38,7 @@ uint32_t kv_tier_lag(const kv_params *p)
 
 uint32_t kv_tier_late_reads(const kv_params *p)
 {
-    return (uint32_t)kvd_max_u64(1, kvd_min_u64(arrivals_max(p), READS_MAX));
+    return (uint32_t)kvd_max_u64(1, kvd_min_u64(arrivals_max(p), KV_TIER_READS_MAX));
 }
 
 static uint64_t late_bytes(const kv_params *p)
@@ -73,18 +46,28 @@ static uint64_t late_bytes(const kv_params *p)
     return kv_tier_lag(p) > 1 ? kv_n_lane(p) * (p->window_tokens / p->chunk_tokens) : 0;
 }
 
+/* Where the averages are the device's alone the host has a copy. */
+static uint64_t seen_bytes(const kv_params *p)
+{
+    const uint64_t chunks =
+        kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (KV_BLOCK_TOKENS / p->chunk_tokens);
+
+    return p->apart && p->device_steps && p->sparse ? kv_n_lane(p) * chunks * sizeof(uint16_t) : 0;
+}
+
 uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_bytes)
 {
     const uint64_t blocks = kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
 
-    return sizeof(kv_tier) + kv_n_lane(p) * sizeof(tier_lane) + host_bytes / record_bytes * 4 +
+    return sizeof(kv_tier) + kv_n_lane(p) * sizeof(kv_tier_lane) + host_bytes / record_bytes * 4 +
            p->n_seq * (blocks * (sizeof(kv_disk_unit) + 1) + 4) +
-           READS_MAX * (sizeof(kv_disk_read) + sizeof(kv_arrival)) +
+           KV_TIER_READS_MAX * (sizeof(kv_disk_read) + sizeof(kv_arrival)) +
            blocks * (KV_BLOCK_TOKENS / p->chunk_tokens) * 8 + late_bytes(p) +
            p->n_layer *
                (kv_tier_lag(p) * (sizeof(kv_flight) + arrivals_max(p) * sizeof(kv_arrival) +
                                   kv_disk_late_bytes(1, kv_tier_late_reads(p))) +
-                4);
+                4) +
+           kv_land_bytes(p) + seen_bytes(p) + kv_serve_bytes(p);
 }
 
 /* Every lane's share, of a store whose host tier has room for all of them. */
@@ -98,7 +81,8 @@ static void share_out(kv_store *s)
     for (uint64_t i = 0; i < lanes; i++) {
         const uint64_t most = p->lane_host ? p->lane_host[i % each] : s->n_hrecord / lanes;
 
-        t->lane[i] = (tier_lane){ list, (uint32_t)kvd_min_u64(most, s->n_chunk_max), 0 };
+        t->lane[i] =
+            (kv_tier_lane){ .list = list, .quota = (uint32_t)kvd_min_u64(most, s->n_chunk_max) };
         list += t->lane[i].quota;
     }
     kvd_assert((uint64_t)(list - t->list) <= s->n_hrecord);
@@ -123,8 +107,8 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t->list         = kvd_calloc(s->n_hrecord, sizeof(*t->list));
     t->unit         = kvd_calloc(blocks, sizeof(*t->unit));
     t->in_unit      = kvd_calloc(blocks, sizeof(*t->in_unit));
-    t->read         = kvd_calloc(READS_MAX, sizeof(*t->read));
-    t->run          = kvd_calloc(READS_MAX, sizeof(*t->run));
+    t->read         = kvd_calloc(KV_TIER_READS_MAX, sizeof(*t->read));
+    t->run          = kvd_calloc(KV_TIER_READS_MAX, sizeof(*t->run));
     t->rank         = kvd_calloc(s->n_chunk_max, sizeof(*t->rank));
     t->turn         = kvd_calloc(p->n_layer, sizeof(*t->turn));
     t->flight       = kvd_calloc(flights, sizeof(*t->flight));
@@ -137,7 +121,12 @@ kvd_status kv_tier_open(kv_store *s, kvd_err *err)
     t->lag = kv_tier_lag(p); /* until now there are no flights to settle */
     memset(t->lost, 0xff, p->n_seq * sizeof(*t->lost));
     share_out(s);
-    return KVD_OK;
+    t->ema = s->ema;
+    KVD_TRY(s->be->ops->mem_alloc(s->be, KVD_MEM_PINNED, seen_bytes(p), &t->seen, err));
+    if (t->seen.ptr)
+        t->ema = t->seen.ptr;
+    KVD_TRY(kv_land_open(s, &t->land, err));
+    return kv_serve_open(s, err);
 }
 
 void kv_tier_close(kv_store *s)
@@ -158,6 +147,9 @@ void kv_tier_close(kv_store *s)
     kvd_free(t->flight);
     kvd_free(t->arrival);
     kvd_free(t->lost);
+    kv_serve_close(s);
+    kv_land_close(s, &t->land);
+    s->be->ops->mem_free(s->be, &t->seen);
     kvd_free(t);
     s->tier = NULL;
 }
@@ -167,7 +159,7 @@ void kv_tier_close(kv_store *s)
 /* A host record for a chunk, while the lane has a share left. */
 uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk)
 {
-    tier_lane *t = s->tier ? &s->tier->lane[lane] : NULL;
+    kv_tier_lane *t = s->tier ? &s->tier->lane[lane] : NULL;
 
     if (t) {
         if (t->n == t->quota)
@@ -180,8 +172,8 @@ uint32_t kv_tier_take(kv_store *s, uint64_t lane, uint32_t chunk)
 /* Chunks from first on leave the lane's list; the caller gives back their records. */
 void kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first)
 {
-    tier_lane *t = s->tier ? &s->tier->lane[lane] : NULL;
-    uint32_t   n = 0;
+    kv_tier_lane *t = s->tier ? &s->tier->lane[lane] : NULL;
+    uint32_t      n = 0;
 
     for (uint32_t i = 0; t && i < t->n; i++) {
         if (t->list[i] < first)
@@ -191,12 +183,24 @@ void kv_tier_forget(kv_store *s, uint64_t lane, uint32_t first)
         t->n = n;
 }
 
+kvd_status kv_tier_see(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, kvd_err *err)
+{
+    const uint64_t bytes = s->n_chunk_max * sizeof(*s->ema);
+    const uint64_t at    = kv_lane(s, seq, layer) * bytes;
+    const uint64_t from  = (uint64_t)((uint8_t *)s->ema - (uint8_t *)s->region[KV_WORK].ptr);
+
+    if (!s->tier || !s->tier->seen.ptr)
+        return KVD_OK;
+    return s->be->ops->copy(st, s->tier->seen, at, s->region[KV_WORK], from + at,
+                            s->params.n_kv_head * bytes, err);
+}
+
 void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, bool newest)
 {
-    tier_lane      *t    = &s->tier->lane[lane];
+    kv_tier_lane   *t    = &s->tier->lane[lane];
     uint64_t       *rank = s->tier->rank;
     uint32_t       *host = s->host_of + lane * s->n_chunk_max;
-    const uint16_t *ema  = s->ema + lane * s->n_chunk_max;
+    const uint16_t *ema  = s->tier->ema + lane * s->n_chunk_max;
     uint32_t        m    = 0, drop;
 
     for (uint32_t i = 0; i < t->n; i++)
@@ -222,11 +226,19 @@ void kv_tier_place(kv_store *s, uint64_t lane, uint32_t first, uint32_t end, boo
     t->n = m - drop;
 }
 
-/* A record that lies packed at an offset of the pool. */
-static void keep_on_host(kv_store *s, uint64_t lane, uint32_t chunk, uint64_t at, uint32_t record)
+void kv_tier_keep(kv_store *s, uint64_t lane, uint32_t chunk, const uint8_t *packed, uint32_t land,
+                  uint32_t record)
 {
-    memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes, (const uint8_t *)s->pool.ptr + at,
-           (size_t)s->packed_bytes);
+    kv_land *l = &s->tier->land;
+
+    if (land >= l->n_now && l->record) {
+        const uint32_t place = l->record[land];
+
+        l->record[land] = record;
+        record          = place;
+    } else {
+        memcpy((uint8_t *)s->host.ptr + record * s->packed_bytes, packed, (size_t)s->packed_bytes);
+    }
     s->host_of[lane * s->n_chunk_max + chunk] = record;
 }
 
@@ -234,14 +246,14 @@ static void keep_on_host(kv_store *s, uint64_t lane, uint32_t chunk, uint64_t at
  * with a lower average score. */
 static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t n)
 {
-    tier_lane      *t    = &s->tier->lane[lane];
+    kv_tier_lane   *t    = &s->tier->lane[lane];
     uint64_t       *rank = s->tier->rank;
     uint32_t       *host = s->host_of + lane * s->n_chunk_max;
-    const uint16_t *ema  = s->ema + lane * s->n_chunk_max;
+    const uint16_t *ema  = s->tier->ema + lane * s->n_chunk_max;
     uint32_t        m, k;
 
     for (; n > 0 && t->n < t->quota; a++, n--)
-        keep_on_host(s, lane, a->chunk, kv_packed_at(s, a->at, 1), kv_tier_take(s, lane, a->chunk));
+        kv_tier_keep(s, lane, a->chunk, a->packed, a->land, kv_tier_take(s, lane, a->chunk));
     m = t->n;
     k = n < m ? n : m;
     for (uint32_t i = 0; i < m && k > 0; i++)
@@ -252,7 +264,7 @@ static void admit_lane(kv_store *s, uint64_t lane, const kv_arrival *a, uint32_t
 
         if (ema[a[i].chunk] <= ema[victim])
             continue;
-        keep_on_host(s, lane, a[i].chunk, kv_packed_at(s, a[i].at, 1), host[victim]);
+        kv_tier_keep(s, lane, a[i].chunk, a[i].packed, a[i].land, host[victim]);
         host[victim] = KV_NO_HOST;
         t->list[at]  = a[i].chunk;
     }
@@ -336,19 +348,39 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
 
 /* ---- reading ------------------------------------------------------------------------ */
 
-static kv_disk_read read_of(kv_store *s, uint32_t seq, uint32_t lane, uint32_t chunk, uint32_t n,
-                            uint64_t at)
+/* Where an arrival that is waited for lies when it has been read: in the pool where it is unpacked,
+ * or from place number `land` on. */
+static void place_now(kv_store *s, kv_arrival *a, uint32_t land)
 {
-    const uint32_t b = chunk / s->block_chunks;
+    a->land   = land;
+    a->packed = s->params.apart ? kv_land_at(s, &s->tier->land, land)
+                                : (uint8_t *)s->pool.ptr + kv_packed_at(s, a->at, a->n);
+}
 
-    return (kv_disk_read){ .unit = *unit_of(s, seq, b),
-                           .what = KV_DISK_RECORDS,
-                           .lane = lane,
-                           .first =
-                               s->tier->in_unit[(size_t)seq * s->blocks_max + b] * s->block_chunks +
-                               chunk % s->block_chunks,
-                           .n   = n,
-                           .dst = (uint8_t *)s->pool.ptr + kv_packed_at(s, at, n) };
+kv_disk_read kv_tier_read_of(kv_store *s, const kv_arrival *a)
+{
+    const uint32_t b = a->chunk / s->block_chunks;
+
+    return (kv_disk_read){ .unit  = *unit_of(s, a->seq, b),
+                           .what  = KV_DISK_RECORDS,
+                           .lane  = (uint32_t)(a->lane - kv_lane(s, a->seq, 0)),
+                           .first = s->tier->in_unit[(size_t)a->seq * s->blocks_max + b] *
+                                        s->block_chunks +
+                                    a->chunk % s->block_chunks,
+                           .n   = a->n,
+                           .dst = a->packed };
+}
+
+/* n arrivals that have been read go to their places in the pool. */
+static kvd_status bring_up(kv_store *s, kvd_stream *st, const kv_arrival *a, uint32_t n,
+                           kvd_err *err)
+{
+    if (s->params.apart)
+        return kv_land_up(s, st, &s->tier->land, a, n, err);
+    for (uint32_t i = 0; i < n; i++)
+        KVD_TRY(kv_unpack_run(s, st, a[i].seq, (uint32_t)(a[i].lane - kv_lane(s, a[i].seq, 0)),
+                              a[i].chunk, a[i].n, a[i].at, err));
+    return KVD_OK;
 }
 
 static bool is_bad(kv_store *s, uint32_t seq, uint32_t b)
@@ -361,7 +393,7 @@ static bool is_bad(kv_store *s, uint32_t seq, uint32_t b)
 /* After a batch has failed: from which block on its sequences can no longer be had.  Blocks of
  * units that are bad now, of the whole sequence; where none is (time ran out), all that were asked
  * for. */
-static void lose(kv_store *s, const kv_arrival *a, uint32_t n)
+void kv_tier_lose(kv_store *s, const kv_arrival *a, uint32_t n)
 {
     bool any = false;
 
@@ -385,50 +417,54 @@ uint32_t kv_seq_lost(const kv_store *s, uint32_t seq)
 }
 
 /* What all of a layer's records were read for may as well stay, while the lane has a share left:
- * the latest chunks, which are selected most.  a lies packed. */
+ * the latest chunks, which are selected most. */
 static void keep_run(kv_store *s, const kv_arrival *a)
 {
-    const tier_lane *t       = &s->tier->lane[a->lane];
-    const uint32_t  *host    = s->host_of + a->lane * s->n_chunk_max;
-    const uint32_t   n_chunk = s->seq[a->seq].n_sealed / s->params.chunk_tokens;
+    const kv_tier_lane *t       = &s->tier->lane[a->lane];
+    const uint32_t     *host    = s->host_of + a->lane * s->n_chunk_max;
+    const uint32_t      n_chunk = s->seq[a->seq].n_sealed / s->params.chunk_tokens;
 
     for (uint32_t i = 0; i < a->n; i++) {
         const uint32_t chunk = a->chunk + i, left = t->quota - t->n;
 
         if (left > 0 && chunk + left >= n_chunk && host[chunk] == KV_NO_HOST)
-            keep_on_host(s, a->lane, chunk, kv_packed_at(s, a->at, a->n) + i * s->packed_bytes,
+            kv_tier_keep(s, a->lane, chunk, a->packed + i * s->packed_bytes, 0,
                          kv_tier_take(s, a->lane, chunk));
     }
 }
 
-/* Reads n listed runs of one sequence and unpacks them. */
+/* Reads n listed runs of one sequence and unpacks them.  The stream first passes what still reads
+ * the places that they come to, on their way or in the host tier. */
 static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err)
 {
-    const kv_tier   *t   = s->tier;
-    const uint64_t   t0  = kvd_now_ns();
-    const bool       was = kvd_alloc_guard(false); /* checksums, when a unit is first read */
-    const kvd_status rc  = n ? kv_disk_read_now(s->cache->disk, t->read, n, err) : KVD_OK;
+    const kv_tier *t = s->tier;
+    uint64_t       t0;
+    kvd_status     rc;
+    bool           was;
 
+    if (n == 0)
+        return KVD_OK;
+    KVD_TRY(kv_wait_lists(s, st, err));
+    t0  = kvd_now_ns();
+    was = kvd_alloc_guard(false); /* checksums, when a unit is first read */
+    rc  = kv_disk_read_now(s->cache->disk, t->read, n, err);
     kvd_alloc_guard(was);
     s->counts.disk_wait_ns += kvd_now_ns() - t0;
     if (rc != KVD_OK)
-        lose(s, t->run, n);
-    for (uint32_t i = 0; i < n && rc == KVD_OK; i++) {
-        const kv_arrival *a = &t->run[i];
-
-        keep_run(s, a);
-        KVD_TRY(kv_unpack_run(s, st, a->seq, (uint32_t)(a->lane - kv_lane(s, a->seq, 0)), a->chunk,
-                              a->n, a->at, err));
-    }
-    return rc;
+        kv_tier_lose(s, t->run, n);
+    for (uint32_t i = 0; i < n && rc == KVD_OK; i++)
+        keep_run(s, &t->run[i]);
+    return rc == KVD_OK ? bring_up(s, st, t->run, n, err) : rc;
 }
 
-/* Runs of chunks of a lane's block that have no host record. */
+/* Runs of chunks of a lane's block that have no host record, behind n listed ones. */
 static uint32_t list_runs(kv_store *s, uint32_t seq, uint32_t lane, uint32_t b, uint64_t at,
                           uint32_t n)
 {
-    const uint64_t  l    = kv_lane(s, seq, 0) + lane;
-    const uint32_t *host = s->host_of + l * s->n_chunk_max + (uint64_t)b * s->block_chunks;
+    const uint64_t  l        = kv_lane(s, seq, 0) + lane;
+    const uint32_t *host     = s->host_of + l * s->n_chunk_max + (uint64_t)b * s->block_chunks;
+    const uint32_t  land     = n ? s->tier->run[n - 1].land + s->tier->run[n - 1].n : 0;
+    uint32_t        n_record = 0;
 
     for (uint32_t c = 0, end; c < s->block_chunks; c = end) {
         const uint32_t chunk = b * s->block_chunks + c;
@@ -439,10 +475,25 @@ static uint32_t list_runs(kv_store *s, uint32_t seq, uint32_t lane, uint32_t b, 
             continue;
         while (end < s->block_chunks && host[end] == KV_NO_HOST)
             end++;
-        s->tier->run[n]    = (kv_arrival){ l, to, seq, chunk, end - c };
-        s->tier->read[n++] = read_of(s, seq, lane, chunk, end - c, to);
+        s->tier->run[n] =
+            (kv_arrival){ .lane = l, .at = to, .seq = seq, .chunk = chunk, .n = end - c };
+        place_now(s, &s->tier->run[n], land + n_record);
+        n_record += end - c;
+        s->tier->read[n] = kv_tier_read_of(s, &s->tier->run[n]);
+        n++;
     }
     return n;
+}
+
+/* Whether a block's runs fit behind n listed ones. */
+static bool runs_fit(const kv_store *s, uint32_t n)
+{
+    const kv_tier *t = s->tier;
+
+    if (n + s->block_chunks > KV_TIER_READS_MAX)
+        return false;
+    return !s->params.apart || n == 0 ||
+           t->run[n - 1].land + t->run[n - 1].n + s->block_chunks <= t->land.n_now;
 }
 
 kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
@@ -452,7 +503,7 @@ kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
 
     for (uint32_t h = 0; s->tier && h < s->params.n_kv_head; h++) {
         for (uint32_t b = first; b < end; b++) {
-            if (n + s->block_chunks > READS_MAX) {
+            if (!runs_fit(s, n)) {
                 KVD_TRY(read_now(s, st, n, err));
                 n = 0;
             }
@@ -460,7 +511,7 @@ kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
                           layer_at[b] + h * s->layout.head_stride, n);
         }
     }
-    return n > 0 ? read_now(s, st, n, err) : KVD_OK;
+    return read_now(s, st, n, err);
 }
 
 /* ---- misses of a step --------------------------------------------------------------- */
@@ -502,27 +553,34 @@ static void set_late(kv_store *s, const kv_flight *f, uint8_t late)
 {
     const kv_arrival *a = arrivals_of(s->tier, f);
 
-    for (uint32_t i = 0; s->tier->late && i < f->n; i++)
+    for (uint32_t i = f->come; s->tier->late && i < f->n; i++)
         s->tier->late[slot_of(s, &a[i])] = late;
+}
+
+/* A batch of n has ended as rc says.  Before the host tier changes the stream has passed what reads
+ * it. */
+static kvd_status batch_arrived(kv_store *s, const kv_arrival *a, uint32_t n, kvd_status rc,
+                                kvd_err *err)
+{
+    if (rc != KVD_OK) {
+        kv_tier_lose(s, a, n);
+        return rc;
+    }
+    KVD_TRY(kv_wait_lists(s, s->tier->st, err));
+    admit(s, a, n);
+    return bring_up(s, s->tier->st, a, n, err);
 }
 
 /* The flight has ended as rc says. */
 static kvd_status arrived(kv_store *s, kv_flight *f, kvd_status rc, kvd_err *err)
 {
-    kv_tier          *t = s->tier;
-    const kv_arrival *a = arrivals_of(t, f);
-    const uint32_t    n = f->n;
+    const kv_arrival *a = arrivals_of(s->tier, f) + f->come;
+    const uint32_t    n = f->n - f->come;
 
     set_late(s, f, LATE_NOT);
+    kv_land_give(&s->tier->land, a, n);
     *f = (kv_flight){ 0 };
-    if (rc == KVD_OK)
-        admit(s, a, n);
-    else
-        lose(s, a, n);
-    for (uint32_t i = 0; i < n && rc == KVD_OK; i++)
-        KVD_TRY(kv_unpack_run(s, t->st, a[i].seq, (uint32_t)(a[i].lane - kv_lane(s, a[i].seq, 0)),
-                              a[i].chunk, 1, a[i].at, err));
-    return rc;
+    return batch_arrived(s, a, n, rc, err);
 }
 
 /* Waits for a batch of n records of the flight, and counts a stall if it has to. */
@@ -547,7 +605,7 @@ static kvd_status await(kv_store *s, const kv_flight *f, uint32_t n, kvd_err *er
 
 static kvd_status join(kv_store *s, kv_flight *f, kvd_err *err)
 {
-    return arrived(s, f, await(s, f, f->n, err), err);
+    return arrived(s, f, await(s, f, f->n - f->come, err), err);
 }
 
 /* Joins if it has arrived. */
@@ -558,7 +616,7 @@ static kvd_status try_join(kv_store *s, kv_flight *f, kvd_err *err)
     if (st == KVD_E_BUSY)
         return KVD_OK;
     kvd_trace_add(s->params.trace, KVD_TRACE_READ, f->start_ns, kvd_trace_now(s->params.trace),
-                  layer_of(s->tier, f), f->n);
+                  layer_of(s->tier, f), f->n - f->come);
     return arrived(s, f, st, err);
 }
 
@@ -598,7 +656,7 @@ static bool is_claimed(const kv_store *s, const kv_flight *f)
 {
     const kv_arrival *a = arrivals_of(s->tier, f);
 
-    for (uint32_t i = 0; i < f->n; i++) {
+    for (uint32_t i = f->come; i < f->n; i++) {
         const uint64_t slot = slot_of(s, &a[i]);
 
         if (s->chunk_of[slot] != a[i].chunk || s->tier->late[slot] == LATE_WANTED)
@@ -682,36 +740,76 @@ static kvd_status start(kv_store *s, kv_flight *f, uint32_t n, bool urgent, kvd_
     }
 }
 
+/* Places for n arrivals that nobody waits for, if need be those of older flights. */
+static kvd_status place_late(kv_store *s, kv_arrival *a, uint32_t n, kvd_err *err)
+{
+    kv_tier *t = s->tier;
+
+    for (uint32_t i = 0; !s->params.apart && i < n; i++)
+        place_now(s, &a[i], 0);
+    if (!s->params.apart)
+        return KVD_OK;
+    while (!kv_land_take(s, &t->land, a, n)) {
+        kv_flight *oldest = oldest_flight(s);
+
+        kvd_assert(oldest && n <= t->land.n_late);
+        KVD_TRY(join(s, oldest, err));
+    }
+    return kv_wait_lists(s, t->st, err); /* until what lay there has gone up */
+}
+
+/* Starts the next batch of a flight; of several only the last flies, and no urgent one does. */
+static kvd_status fetch_batch(kv_store *s, kv_flight *f, bool urgent, kvd_err *err)
+{
+    kv_tier       *t    = s->tier;
+    kv_arrival    *a    = arrivals_of(t, f) + f->come;
+    const uint32_t left = f->n - f->come;
+    const uint32_t most = !s->params.apart
+                              ? KV_TIER_READS_MAX
+                              : (uint32_t)kvd_min_u64(KV_TIER_READS_MAX, t->land.n_now);
+    const uint32_t n    = left < most ? left : most;
+    const bool     now  = urgent || n < left || (s->params.apart && n > t->land.n_late);
+    kvd_status     st   = KVD_OK;
+
+    if (now)
+        KVD_TRY(kv_wait_lists(s, t->st, err));
+    for (uint32_t i = 0; now && i < n; i++)
+        place_now(s, &a[i], i);
+    if (!now)
+        st = place_late(s, a, n, err);
+    for (uint32_t i = 0; i < n && st == KVD_OK; i++)
+        t->read[i] = kv_tier_read_of(s, &a[i]);
+    if (st == KVD_OK)
+        st = start(s, f, n, urgent, err);
+    if (st == KVD_OK && !now)
+        return KVD_OK;
+    if (!now)
+        kv_land_give(&t->land, a, n);
+    f->come += n;
+    if (st == KVD_OK)
+        st = await(s, f, n, err);
+    f->started = false;
+    return batch_arrived(s, a, n, st, err);
+}
+
 kvd_status kv_tier_fetch(kv_store *s, kvd_stream *stream, uint32_t layer, bool urgent, kvd_err *err)
 {
-    kv_tier          *t  = s->tier;
-    kv_flight        *f  = t ? flight_now(t, layer) : NULL;
-    const kv_arrival *a  = t ? arrivals_of(t, f) : NULL;
-    kvd_status        st = KVD_OK;
+    kv_tier   *t  = s->tier;
+    kv_flight *f  = t ? flight_now(t, layer) : NULL;
+    kvd_status st = KVD_OK;
 
     if (!f || f->n == 0)
         return KVD_OK;
     t->st = stream;
-    for (uint32_t first = 0; first < f->n && st == KVD_OK;) {
-        uint32_t n = 0;
-
-        for (; first + n < f->n && n < READS_MAX; n++)
-            t->read[n] = read_of(s, a[first + n].seq,
-                                 (uint32_t)(a[first + n].lane - kv_lane(s, a[first + n].seq, 0)),
-                                 a[first + n].chunk, 1, a[first + n].at);
-        first += n;
-        st = start(s, f, n, urgent, err);
-        if (st == KVD_OK && (urgent || first < f->n)) { /* of several batches only the last flies */
-            st         = await(s, f, n, err);
-            f->started = false;
-        }
-    }
     s->counts.n_disk += f->n;
     s->counts.n_disk_urgent += urgent ? f->n : 0;
-    if (urgent || st != KVD_OK)
-        return arrived(s, f, st, err);
-    set_late(s, f, LATE);
-    return KVD_OK;
+    while (f->come < f->n && !f->started && st == KVD_OK)
+        st = fetch_batch(s, f, urgent, err);
+    if (f->started)
+        set_late(s, f, LATE);
+    else
+        *f = (kv_flight){ 0 };
+    return st;
 }
 
 void kv_tier_check(const kv_store *s)
@@ -720,8 +818,8 @@ void kv_tier_check(const kv_store *s)
     uint64_t       n = 0, n_late = 0;
 
     for (uint64_t lane = 0; t && lane < kv_n_lane(&s->params); lane++) {
-        const tier_lane *l    = &t->lane[lane];
-        const uint32_t  *host = s->host_of + lane * s->n_chunk_max;
+        const kv_tier_lane *l    = &t->lane[lane];
+        const uint32_t     *host = s->host_of + lane * s->n_chunk_max;
 
         kvd_assert(l->n <= l->quota);
         for (uint32_t i = 0; i < l->n; i++)
@@ -732,10 +830,10 @@ void kv_tier_check(const kv_store *s)
         const kv_arrival *a = arrivals_of(t, f);
 
         kvd_assert(f->started || f->n == 0);
-        for (uint32_t k = 0; k < f->n; k++)
+        for (uint32_t k = f->come; k < f->n; k++)
             kvd_assert(t->late[slot_of(s, &a[k])] == LATE &&
                        s->chunk_of[slot_of(s, &a[k])] == a[k].chunk);
-        n += f->n;
+        n += f->n - f->come;
     }
     for (uint64_t i = 0; t && t->late && i < kv_n_lane(&s->params) * s->slots_max; i++)
         n_late += t->late[i] != LATE_NOT;

@@ -59,10 +59,12 @@ const model_hparams *model_get_hparams(const model *m);
  * there.  On failure the model can only be closed.  displace, before the backend closes, gives the
  * memory back and may be called for any model. */
 kvd_status model_place(model *m, kvd_backend *be, kvd_stream *stream, kvd_err *err);
-void       model_displace(model *m);
-uint64_t   model_n_param(const model *m);
-uint64_t   model_heap_bytes(const model *m);
-uint32_t   model_max_cols(const model *m); /* widest matmul input */
+/* What that takes there. */
+uint64_t model_place_bytes(const model *m);
+void     model_displace(model *m);
+uint64_t model_n_param(const model *m);
+uint64_t model_heap_bytes(const model *m);
+uint32_t model_max_cols(const model *m); /* widest matmul input */
 
 /* Cosines then sines for one position, n_rot floats.  long_factors matters for LONG only. */
 void model_rope_row(const model *m, uint32_t pos, bool long_factors, float *cos_sin);

@@ -85,6 +85,16 @@ static kvd_status place_all(placer *p)
     return KVD_OK;
 }
 
+uint64_t model_place_bytes(const model *m)
+{
+    model  all = *m;
+    placer p   = { .m = &all };
+
+    if (m->device.ptr)
+        return m->device.bytes;
+    return place_all(&p) == KVD_OK ? p.bytes : 0; /* which counts only, and fails nowhere */
+}
+
 kvd_status model_place(model *m, kvd_backend *be, kvd_stream *stream, kvd_err *err)
 {
     placer p = { .m = m, .stream = stream, .err = err };

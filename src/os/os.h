@@ -173,6 +173,9 @@ void *os_module_symbol(os_module *m, const char *name);
 bool os_module_own_dir(char *out, size_t cap);
 bool os_file_exists(const char *path);
 
+/* Lets others have the processor for a moment: in loops that wait. */
+void os_yield(void);
+
 /* ---- thread pool ----------------------------------------------------------------- */
 
 /* A fixed set of workers that run one job at a time together with the calling thread.  Workers

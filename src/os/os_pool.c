@@ -21,6 +21,7 @@
  * Thread: run and close from one thread at a time; workers are private and take no signals. */
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -277,4 +278,9 @@ void os_pool_close(os_pool *p)
 uint32_t os_pool_n_thread(const os_pool *p)
 {
     return p->n_thread;
+}
+
+void os_yield(void)
+{
+    sched_yield();
 }

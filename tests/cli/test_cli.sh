@@ -56,6 +56,13 @@ expect "bad bias" 2 'ID\+B' "$kvd" run -m $tiny/llama.gguf --raw -p x -l 5
 expect "greedy repeats" 0 '"finish_reason":"length".*"prompt_tokens":4' \
     "$kvd" run -m $tiny/llama.gguf \
     --raw -p hello -n 8 --temp 0 --json
+expect "llama.cpp's options" 0 '-fa is llama.cpp.s and changes nothing here' \
+    "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 -fa on --no-mmap -mg 0 -sm none
+expect "not in the help" 1 '' sh -c "$kvd run --help | grep -q flash-attn"
+expect "no memory of its own" 3 'has no memory of its own.*--kv-device' \
+    "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 --device-memory 1G
+expect "unknown backend" 2 'there are cpu, ref and cuda' \
+    "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 --backend cudo
 expect "no GPU" 0 'going on with the CPU' "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 -ngl 99
 expect "bench" 0 'pp16 .*\|' "$kvd" bench -m $tiny/qwen2.gguf -p 16 -n 4 -r 2
 expect "bench at depth, parallel" 0 '^qwen2,.*,0,4,8,3,' \

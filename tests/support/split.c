@@ -6,6 +6,8 @@
  * run is taken out.  A wait for an event knows the number of its record. */
 #include "support/split.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -58,6 +60,16 @@ static bool                   others_first, dry; /* dry: ops do nothing */
 static bool                   recording;
 static size_t                 graph_at; /* of tasks: the first that is recorded */
 static uint64_t               n_run;    /* of graphs */
+static uint64_t               memory_total, memory_context, scratch, pinned;
+
+/* A thread that runs a stream up to what somebody has asked for, whether it is done. */
+static pthread_t   device;
+static kvd_stream *device_stream;
+static uint64_t    device_number;
+static bool        busy;
+static atomic_bool over;
+static kvd_status  over_status;
+static kvd_err     over_err;
 
 static void check(bool ok)
 {
@@ -81,8 +93,16 @@ static void *copy_of(const void *args, size_t bytes)
     return memcpy(p, args, bytes);
 }
 
+static void settle(void)
+{
+    check(pthread_join(device, NULL) == 0);
+    busy = false;
+}
+
 static task *put(kvd_stream *st)
 {
+    if (busy) /* what was given before has to have run; a failure shows when it is waited for */
+        settle();
     if (n_task == n_task_max) {
         n_task_max = 2 * n_task_max + 64;
         tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
@@ -151,7 +171,7 @@ static void sweep(bool all)
 }
 
 /* st NULL: all streams. */
-static kvd_status run(kvd_stream *st, uint64_t number, kvd_err *err)
+static kvd_status run_tasks(kvd_stream *st, uint64_t number, kvd_err *err)
 {
     kvd_status rc = KVD_OK;
 
@@ -164,6 +184,27 @@ static kvd_status run(kvd_stream *st, uint64_t number, kvd_err *err)
     sweep(rc != KVD_OK);
     allow(PROT_NONE);
     return rc;
+}
+
+static void *device_main(void *unused)
+{
+    (void)unused;
+    over_status = run_tasks(device_stream, device_number, &over_err);
+    atomic_store(&over, true);
+    return NULL;
+}
+
+static kvd_status run(kvd_stream *st, uint64_t number, kvd_err *err)
+{
+    kvd_status rc;
+
+    if (busy)
+        settle();
+    rc          = over_status;
+    over_status = KVD_OK;
+    if (rc != KVD_OK && err)
+        *err = over_err;
+    return rc == KVD_OK ? run_tasks(st, number, err) : rc;
 }
 
 static kvd_status split_sync(kvd_stream *st, kvd_err *err)
@@ -226,17 +267,38 @@ static kvd_status split_event_wait(kvd_event *ev, kvd_stream *st, kvd_err *err)
     return KVD_OK;
 }
 
-/* Who asks will have it done at some time: now. */
-static bool split_event_done(const kvd_event *ev)
+/* What an event waits for, if that has not run. */
+static const task *task_before(const kvd_event *ev)
 {
     const uint64_t number = event_of(ev)->number;
-    kvd_err        err    = { 0 };
 
     for (size_t i = 0; i < n_task; i++) {
         if (tasks[i].number == number)
-            return run(tasks[i].st, number, &err) == KVD_OK;
+            return &tasks[i];
     }
-    return true;
+    return NULL;
+}
+
+/* As a GPU's event: what it is about runs meanwhile.  A failure shows here and in the next wait. */
+static kvd_status split_event_poll(const kvd_event *ev, kvd_err *err)
+{
+    const task *t;
+
+    if (busy && !atomic_load(&over))
+        return kvd_fail(err, KVD_E_BUSY, 0, "not yet");
+    if (busy)
+        settle();
+    if (over_status != KVD_OK)
+        return kvd_fail(err, over_status, 0, "%s", over_err.msg);
+    t = task_before(ev);
+    if (!t)
+        return KVD_OK;
+    device_stream = t->st;
+    device_number = t->number;
+    atomic_store(&over, false);
+    busy = true;
+    check(pthread_create(&device, NULL, device_main, NULL) == 0);
+    return kvd_fail(err, KVD_E_BUSY, 0, "not yet");
 }
 
 /* ---- graphs -------------------------------------------------------------------------- */
@@ -246,6 +308,8 @@ static kvd_status split_graph_begin(kvd_stream *st, kvd_err *err)
     (void)st;
     (void)err;
     check(!recording);
+    if (busy)
+        settle();
     recording = true;
     graph_at  = n_task;
     return KVD_OK;
@@ -334,6 +398,7 @@ WRAP(attn_span)
 WRAP(attn_zone)
 WRAP(window)
 WRAP(window_spans)
+WRAP(window_post)
 WRAP(window_fetch)
 WRAP(record_copy)
 WRAP(record_pack)
@@ -382,13 +447,40 @@ static kvd_status split_stamp(kvd_stream *st, uint64_t *at, kvd_err *err)
     return put_off(st, run_stamp, &at, sizeof(at));
 }
 
+static void split_memory(const kvd_backend *be, kvd_device_memory *out)
+{
+    (void)be;
+    *out = (kvd_device_memory){
+        .total = memory_total, .context = memory_context, .scratch = scratch, .pinned = pinned
+    };
+    for (int i = 0; i < N_MAX; i++)
+        out->held += held[i].bytes;
+    out->used = out->context + out->held + out->scratch;
+    out->free = out->total > out->used ? out->total - out->used : 0;
+}
+
+void split_set_memory(uint64_t total, uint64_t context)
+{
+    memory_total   = total;
+    memory_context = context;
+}
+
+static kvd_status split_reserve(kvd_backend *be, const kvd_backend_limits *lim, kvd_err *err)
+{
+    scratch = kvd_max_u64(scratch, real->reserve_bytes(be, lim));
+    return real->reserve(be, lim, err);
+}
+
 static kvd_status split_alloc(kvd_backend *be, kvd_mem_kind kind, uint64_t bytes, kvd_mem *out,
                               kvd_err *err)
 {
     int i = 0;
 
-    if (kind != KVD_MEM_DEVICE || bytes == 0)
-        return real->mem_alloc(be, kind, bytes, out, err);
+    if (kind != KVD_MEM_DEVICE || bytes == 0) {
+        KVD_TRY(real->mem_alloc(be, kind, bytes, out, err));
+        pinned += kind == KVD_MEM_PINNED ? bytes : 0;
+        return KVD_OK;
+    }
     while (held[i].ptr)
         check(++i < N_MAX);
     out->ptr = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -411,6 +503,7 @@ static void split_free(kvd_backend *be, kvd_mem *m)
             return;
         }
     }
+    pinned -= m->kind == KVD_MEM_PINNED ? m->bytes : 0;
     real->mem_free(be, m);
 }
 
@@ -433,10 +526,12 @@ void split_begin(kvd_backend *be)
     split_ops.attn_zone     = split_attn_zone;
     split_ops.window        = split_window;
     split_ops.window_spans  = split_window_spans;
+    split_ops.window_post   = split_window_post;
     split_ops.window_fetch  = split_window_fetch;
     split_ops.record_copy   = split_record_copy;
     split_ops.record_pack   = split_record_pack;
     split_ops.record_unpack = split_record_unpack;
+    split_ops.event_poll    = split_event_poll;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
     split_ops.stamp         = split_stamp;
@@ -444,7 +539,6 @@ void split_begin(kvd_backend *be)
     split_ops.event_close   = split_event_close;
     split_ops.event_record  = split_event_record;
     split_ops.event_wait    = split_event_wait;
-    split_ops.event_done    = split_event_done;
     split_ops.stream_sync   = split_sync;
     split_ops.stream_close  = split_stream_close;
     split_ops.graph_begin   = split_graph_begin;
@@ -453,9 +547,14 @@ void split_begin(kvd_backend *be)
     split_ops.graph_close   = split_graph_close;
     split_ops.mem_alloc     = split_alloc;
     split_ops.mem_free      = split_free;
+    split_ops.memory        = split_memory;
+    split_ops.reserve       = split_reserve;
     be->ops                 = &split_ops;
     be->unified             = false;
     n_run                   = 0;
+    scratch = pinned = 0;
+    memory_total     = 1ull << 60;
+    memory_context   = 0;
 }
 
 uint64_t split_graph_runs(void)

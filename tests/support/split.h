@@ -16,5 +16,8 @@ void split_end(kvd_backend *be); /* all that was allocated in between has been f
 
 uint64_t split_graph_runs(void); /* since split_begin() */
 void     split_order(bool others_first);
+/* What its device has in all, of which `context` is nobody's; without it, more than anybody asks
+ * for.  Not enforced: what is held can be more. */
+void split_set_memory(uint64_t total, uint64_t context);
 
 #endif

@@ -13,11 +13,16 @@
 #include "engine/engine.h"
 #include "kv/kv_cache.h"
 #include "support/disk_model.h"
+#include "support/split.h"
 
 enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 330 };
 
 static kvd_err err;
 static char    dir[64];
+
+static const char *backend;     /* NULL: the CPU's */
+static bool        over_split;  /* the backend works like a GPU's: support/split.h */
+static kvd_model  *split_model; /* the one that has it */
 
 static kvd_model *open_model(const char *name)
 {
@@ -27,13 +32,27 @@ static kvd_model *open_model(const char *name)
 
     snprintf(path, sizeof(path), "%s/tiny/%s.gguf", KVD_TEST_DATA, name);
     p.path          = path;
+    p.backend       = backend;
     p.n_thread      = 2;
     p.deterministic = true; /* prompts are cut where the cache ends */
     p.rope_scaling  = KVD_ROPE_LINEAR;
     p.rope_factor   = 64.0f;
     if (kvd_model_open(&m, &p, &err) != KVD_OK)
         fail_msg("%s: %s", path, err.msg);
+    if (over_split && !split_model) {
+        split_model = m;
+        split_begin(m->be);
+    }
     return m;
+}
+
+static void close_model(kvd_model *m)
+{
+    if (m == split_model) {
+        split_end(m->be);
+        split_model = NULL;
+    }
+    kvd_model_close(m);
 }
 
 static kvd_resume    resume_mode;
@@ -194,7 +213,7 @@ static void check_hits(const char *name, kvd_attention mode)
                     cold);
         assert_int_equal(known, common < 1536 ? 1280 : common);
     }
-    kvd_model_close(m);
+    close_model(m);
 }
 
 static void test_hits_sparse(void **state)
@@ -247,7 +266,7 @@ static void test_growing_conversation(void **state)
         kvd_session_close(s);
     }
     free(t);
-    kvd_model_close(m);
+    close_model(m);
 }
 
 static kvd_session *open_planned(kvd_model *m, const float *caps, uint32_t n)
@@ -306,7 +325,7 @@ static void test_plans_are_told_apart(void **state)
         kvd_session_close(s);
     }
     free(t);
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* An answer whose records may have come late is not found by those who count on the same text, nor
@@ -355,7 +374,7 @@ static void test_lags_are_told_apart(void **state)
                                       &err),
                      KVD_E_INVAL);
     assert_non_null(strstr(err.msg, "--disk-lag"));
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* Changes a byte in every stretch of the data files. */
@@ -392,7 +411,7 @@ static void test_damage_is_recomputed(void **state)
     assert_true(run(m, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known) == cold);
     assert_true(known < N_PROMPT - 1);
     assert_true(run(m, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known) == cold);
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* Another model, another index, other chunks: nothing is found, nothing is harmed. */
@@ -407,8 +426,8 @@ static void test_foreign_blocks_are_misses(void **state)
     assert_int_equal(known, 0);
     run(a, KVD_ATTENTION_SPARSE, true, 0, N_PROMPT, N_PROMPT, &known);
     assert_int_equal(known, N_PROMPT - 1);
-    kvd_model_close(a);
-    kvd_model_close(b);
+    close_model(a);
+    close_model(b);
 }
 
 /* Cells are stored with the index: blocks without them, or with others, are not found. */
@@ -433,7 +452,7 @@ static void test_zones_are_told_apart(void **state)
                         &known) == cold[i]);
         assert_int_equal(known, N_PROMPT - 1);
     }
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* One session's answers with cells and without have provenances of their own: a prompt with the
@@ -470,7 +489,7 @@ static void test_zone_is_provenance(void **state)
         kvd_session_close(s);
     }
     free(t);
-    kvd_model_close(m);
+    close_model(m);
 }
 
 static void test_one_process_per_directory(void **state)
@@ -488,7 +507,7 @@ static void test_one_process_per_directory(void **state)
     assert_non_null(strstr(err.msg, dir));
     assert_int_equal(kvd_seq_synthesize(s, 0, 300, &err), KVD_E_INVAL);
     kvd_session_close(s);
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* The host tier holds a part of the records, or none: the rest is read from disk, the text is the
@@ -513,7 +532,7 @@ static void check_disk_tier(void)
         assert_true(run(m, KVD_ATTENTION_DENSE, true, small, N_PROMPT, N_PROMPT, &known) ==
                     cold[1]);
     }
-    kvd_model_close(m);
+    close_model(m);
 }
 
 static void test_disk_tier(void **state)
@@ -535,6 +554,10 @@ static void test_placement(void **state)
     uint32_t     n_chunk = 0, n_differ = 0;
 
     (void)state;
+    if (!m->be->unified) { /* averages and windows are the device's */
+        close_model(m);
+        skip();
+    }
     cold    = run(m, KVD_ATTENTION_SPARSE, false, 0, N_PROMPT, N_PROMPT, NULL);
     kv_host = 200000;
     s       = open_session(m, KVD_ATTENTION_SPARSE, true, small_device(m));
@@ -581,7 +604,7 @@ static void test_placement(void **state)
     remove_dir(NULL);
     assert_true(run(m, KVD_ATTENTION_SPARSE, true, small_device(m), N_PROMPT, N_PROMPT, &known) ==
                 cold);
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* More than there is, and the shares of another model. */
@@ -674,7 +697,7 @@ static void test_host_shares(void **state)
     kvd_session_close(s);
     check_share_refusals(m, share, room);
     host_records = NULL;
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* The first step's scores stand for those of the prompt's last queries, so it is not exact. */
@@ -689,9 +712,11 @@ static void test_profiled_reads(void **state)
     kvd_model           *m     = open_model("qwen3");
     const model_hparams *hp    = model_get_hparams(m->net);
     const uint32_t       lanes = hp->n_layer * hp->n_kv_head;
-    const uint64_t       small = small_device(m);
+    uint64_t             small;
 
     (void)state;
+    m->watched = true;
+    small      = small_device(m);
     for (uint32_t size = 1; size < 4; size++) {
         kvd_stats       c = { .struct_size = sizeof(c) };
         engine_profile *p;
@@ -720,7 +745,7 @@ static void test_profiled_reads(void **state)
         kvd_session_close(s);
         remove_dir(NULL);
     }
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* The same with packed records, whose text is not that of others but the same everywhere. */
@@ -744,7 +769,7 @@ static void test_disk_tier_packed(void **state)
         assert_int_equal(known, N_PROMPT - 1);
     }
     record = KVD_KV_RECORD_SAME;
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* Cuts, other prompts, records that come late: against everything resident, step by step. */
@@ -776,7 +801,7 @@ static void test_disk_tier_steps(void **state)
     assert_true(c.n_disk > 1000 && c.n_disk_urgent > 0 && c.n_hit > 0);
     kvd_session_close(r);
     kvd_session_close(d);
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* A prompt long enough for a segment of 16 blocks. */
@@ -798,7 +823,7 @@ static void test_segments(void **state)
     kv_host = 0; /* a prefix that ends inside the segment */
     run(m, KVD_ATTENTION_SPARSE, true, small, 4200, 3000, &known);
     assert_int_equal(known, 3000 / 256 * 256);
-    kvd_model_close(m);
+    close_model(m);
 }
 
 /* A known prefix and a short rest as sparse steps: the text is that of a session which had
@@ -837,10 +862,11 @@ static void test_resume_sparse(void **state)
     assert_true(c.disk_useful_bytes < N_PROMPT * info.kv_bytes_per_token);
     assert_true(generate(s, 300, NULL) == want);
     kvd_session_close(s);
-    kvd_model_close(m);
+    close_model(m);
 }
 
-int main(void)
+/* --backend NAME: on another backend than the CPU's, in place of both; --split: that alone. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_hits_sparse, make_dir, remove_dir),
@@ -864,5 +890,13 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_one_process_per_directory, make_dir, remove_dir),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed;
+
+    if (argc == 3 && strcmp(argv[1], "--backend") == 0) {
+        backend = argv[2];
+        return cmocka_run_group_tests_name(backend, tests, NULL, NULL);
+    }
+    failed     = argc > 1 ? 0 : cmocka_run_group_tests_name("cpu", tests, NULL, NULL);
+    over_split = true;
+    return failed + cmocka_run_group_tests_name("split", tests, NULL, NULL);
 }

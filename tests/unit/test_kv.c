@@ -221,7 +221,7 @@ static void run_step(world *w, kv_store *s, const uint32_t *seq, uint32_t n, con
         assert_int_equal(kv_attend(s, w->st, &q, NULL), KVD_OK);
     }
     assert_int_equal(kv_step_join(s, w->st, NULL), KVD_OK);
-    kv_step_end(s);
+    assert_int_equal(kv_step_end(s, NULL), KVD_OK);
 }
 
 /* Of the last layer's lanes: what was not attended is left to the cells. */

@@ -60,6 +60,7 @@ kvd_status cpu_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err);
 
 /* cpu_window_lists.c: likewise */
 kvd_status cpu_window_spans(kvd_stream *st, const kvd_window_spans_args *a, kvd_err *err);
+kvd_status cpu_window_post(kvd_stream *st, const kvd_window_post_args *a, kvd_err *err);
 kvd_status cpu_window_fetch(kvd_stream *st, const kvd_window_fetch_args *a, kvd_err *err);
 
 /* cpu_elem.c */

@@ -120,6 +120,13 @@ static void cpu_mem_free(kvd_backend *b, kvd_mem *m)
     *m = (kvd_mem){ 0 };
 }
 
+/* None of its own. */
+static void cpu_memory(const kvd_backend *b, kvd_device_memory *out)
+{
+    (void)b;
+    *out = (kvd_device_memory){ 0 };
+}
+
 static kvd_status cpu_copy(kvd_stream *st, kvd_mem dst, uint64_t dst_off, kvd_mem src,
                            uint64_t src_off, uint64_t bytes, kvd_err *err)
 {
@@ -196,10 +203,11 @@ static kvd_status cpu_event_pass(kvd_event *ev, kvd_stream *st, kvd_err *err)
     return KVD_OK;
 }
 
-static bool cpu_event_done(const kvd_event *ev)
+static kvd_status cpu_event_poll(const kvd_event *ev, kvd_err *err)
 {
     (void)ev;
-    return true;
+    (void)err;
+    return KVD_OK;
 }
 
 static kvd_status cpu_stamp(kvd_stream *st, uint64_t *at, kvd_err *err)
@@ -256,9 +264,10 @@ static void cpu_close(kvd_backend *b)
     .reserve = cpu_reserve, .mem_alloc = cpu_mem_alloc, .mem_free = cpu_mem_free,                 \
     .stream_open = cpu_stream_open, .stream_close = cpu_stream_close,                             \
     .stream_sync = cpu_stream_sync, .event_open = cpu_event_open, .event_close = cpu_event_close, \
-    .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_done = cpu_event_done,   \
-    .copy = cpu_copy, .fill = cpu_fill, .stamp = cpu_stamp, .graph_begin = cpu_graph_begin,       \
-    .graph_end = cpu_graph_end, .graph_run = cpu_graph_run, .graph_close = cpu_graph_close
+    .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_poll = cpu_event_poll,   \
+    .memory = cpu_memory, .copy = cpu_copy, .fill = cpu_fill, .stamp = cpu_stamp,                 \
+    .graph_begin = cpu_graph_begin, .graph_end = cpu_graph_end, .graph_run = cpu_graph_run,       \
+    .graph_close = cpu_graph_close
 
 const kvd_backend_ops cpu_ops = {
     CPU_COMMON_OPS,
@@ -275,6 +284,7 @@ const kvd_backend_ops cpu_ops = {
     .attn_zone     = cpu_attn_zone,
     .window        = cpu_window,
     .window_spans  = cpu_window_spans,
+    .window_post   = cpu_window_post,
     .window_fetch  = cpu_window_fetch,
     .record_copy   = cpu_record_copy,
     .record_pack   = cpu_record_pack,
@@ -299,6 +309,7 @@ const kvd_backend_ops cpu_ref_ops = {
     .attn_zone     = cpu_ref_attn_zone,
     .window        = cpu_window,
     .window_spans  = cpu_window_spans,
+    .window_post   = cpu_window_post,
     .window_fetch  = cpu_window_fetch,
     .record_copy   = cpu_ref_record_copy,
     .record_pack   = cpu_ref_record_pack,

@@ -6,6 +6,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "backend/cpu/cpu_record.h"
+#include "os/os.h"
 
 /* ---- spans ------------------------------------------------------------------------ */
 
@@ -87,48 +88,143 @@ kvd_status cpu_window_spans(kvd_stream *st, const kvd_window_spans_args *a, kvd_
     return KVD_OK;
 }
 
-/* ---- fetch ------------------------------------------------------------------------ */
+/* ---- post ------------------------------------------------------------------------- */
 
-static void fetch_lane(const kvd_window_fetch_args *a, const cpu_record_kernels *k,
-                       const cpu_index_shape *keys, uint32_t at)
+static void post_lane(const kvd_window_post_args *a, uint32_t at, bool urgent)
 {
     const kvd_window_seq    *s       = &a->seq[at / a->n_kv_head];
-    const kvd_window_place  *p       = &a->place[at / a->n_kv_head];
     const kvd_window_result *r       = &a->change[at];
     const uint32_t           head    = at % a->n_kv_head;
     const uint32_t          *fetch   = s->fetch + head * a->sel_stride;
     const uint32_t          *into    = s->into + head * a->sel_stride;
-    const uint32_t          *host_of = p->host_of + head * a->lane_stride;
-    const uint64_t           packed  = kvd_record_bytes(&a->format);
-    const uint32_t           per     = a->kv.block_tokens / a->kv.chunk_tokens;
+    const uint16_t          *ema     = s->ema + head * a->lane_stride;
+    const uint32_t          *host_of = a->place[at / a->n_kv_head].host_of + head * a->lane_stride;
+    const kvd_miss_link     *l       = &a->link[urgent ? 0 : 1];
+
+    for (uint32_t i = urgent ? 0 : r->n_urgent; i < (urgent ? r->n_urgent : r->n_miss); i++) {
+        if (host_of[fetch[i]] == KVD_HOST_NONE)
+            l->request[l->state->posted++] = (kvd_miss_request){ .lane  = a->first_lane + at,
+                                                                 .chunk = fetch[i],
+                                                                 .slot  = into[i],
+                                                                 .score = ema[fetch[i]] };
+    }
+}
+
+kvd_status cpu_window_post(kvd_stream *st, const kvd_window_post_args *a, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    for (uint32_t i = 0; i < KVD_COUNTOF(a->link); i++) {
+        const kvd_miss_link *l = &a->link[i];
+
+        l->batch->first = l->state->posted;
+        for (uint32_t at = 0; at < a->n_seq * a->n_kv_head; at++)
+            post_lane(a, at, i == 0);
+        l->batch->n = l->state->posted - l->batch->first;
+        __atomic_store_n(&l->queue->posted, l->state->posted, __ATOMIC_RELEASE);
+    }
+    return KVD_OK;
+}
+
+/* ---- fetch ------------------------------------------------------------------------ */
+
+typedef struct fetch_all {
+    const kvd_window_fetch_args *a;
+    const cpu_record_kernels    *k;
+    cpu_index_shape              keys; /* of VALUES */
+} fetch_all;
+
+/* Host record number `record` of a lane's chunk to its slot. */
+static void fetch_record(const fetch_all *f, uint32_t at, uint32_t chunk, uint32_t slot,
+                         uint32_t record)
+{
+    const kvd_window_fetch_args *a      = f->a;
+    const kvd_window_place      *p      = &a->place[at / a->n_kv_head];
+    const uint32_t               head   = at % a->n_kv_head;
+    const uint64_t               packed = kvd_record_bytes(&a->format);
+    const uint32_t               per    = a->kv.block_tokens / a->kv.chunk_tokens;
+    const uint8_t               *src    = (const uint8_t *)a->host + record * packed;
+    const uint8_t               *param  = a->param;
+    uint8_t *dst = (uint8_t *)a->kv.pool + p->at[head] + a->slot_off + slot * a->kv.record_bytes;
+
+    if (a->format.type == KVD_RECORD_RAW) {
+        memcpy(dst, src, (size_t)packed);
+        return;
+    }
+    param += p->iblock[chunk / per] + a->param_off + head * a->param_stride;
+    if (a->format.type == KVD_RECORD_VALUES)
+        f->k->unpack_values(&a->format, &f->keys, chunk % per, src, param, dst);
+    else
+        f->k->unpack(&a->format, chunk % per, src, param, dst);
+}
+
+static void fetch_lane(const fetch_all *f, uint32_t at)
+{
+    const kvd_window_fetch_args *a     = f->a;
+    const kvd_window_seq        *s     = &a->seq[at / a->n_kv_head];
+    const kvd_window_result     *r     = &a->change[at];
+    const uint32_t               head  = at % a->n_kv_head;
+    const uint32_t              *fetch = s->fetch + head * a->sel_stride;
+    const uint32_t              *into  = s->into + head * a->sel_stride;
+    const uint32_t *host_of = a->place[at / a->n_kv_head].host_of + head * a->lane_stride;
 
     for (uint32_t i = a->urgent ? 0 : r->n_urgent; i < (a->urgent ? r->n_urgent : r->n_miss); i++) {
-        const uint8_t *src = (const uint8_t *)a->host + host_of[fetch[i]] * packed;
-        uint8_t       *dst =
-            (uint8_t *)a->kv.pool + p->at[head] + a->slot_off + into[i] * a->kv.record_bytes;
-        const uint8_t *param = a->param;
-
-        if (a->format.type == KVD_RECORD_RAW) {
-            memcpy(dst, src, (size_t)packed);
-            continue;
-        }
-        param += p->iblock[fetch[i] / per] + a->param_off + head * a->param_stride;
-        if (a->format.type == KVD_RECORD_VALUES)
-            k->unpack_values(&a->format, keys, fetch[i] % per, src, param, dst);
-        else
-            k->unpack(&a->format, fetch[i] % per, src, param, dst);
+        if (host_of[fetch[i]] != KVD_HOST_NONE)
+            fetch_record(f, at, fetch[i], into[i], host_of[fetch[i]]);
     }
+}
+
+/* Whether a request's record has come; false: nothing more will. */
+static bool wait_for(const kvd_miss_link *l, uint32_t i, bool *waited)
+{
+    kvd_miss_queue *q  = l->queue;
+    const uint64_t  t0 = kvd_now_ns();
+
+    while (__atomic_load_n(&q->arrived, __ATOMIC_ACQUIRE) <= i) {
+        if (__atomic_load_n(&q->given_up, __ATOMIC_ACQUIRE))
+            return false;
+        if (kvd_now_ns() - t0 > l->limit_ns) {
+            __atomic_store_n(&q->too_late, true, __ATOMIC_RELEASE);
+            return false;
+        }
+        l->state->n_wait += !*waited;
+        *waited = true;
+        os_yield();
+    }
+    l->state->wait_ns += *waited ? kvd_now_ns() - t0 : 0;
+    return true;
+}
+
+/* What was asked for, in order. */
+static void fetch_posted(const fetch_all *f)
+{
+    const kvd_miss_link *l      = &f->a->link;
+    bool                 waited = false;
+
+    for (uint32_t k = 0; k < l->batch->n; k++) {
+        const uint32_t          i = l->batch->first + k;
+        const kvd_miss_request *r = &l->request[i];
+
+        if (__atomic_load_n(&l->queue->too_late, __ATOMIC_RELAXED) || !wait_for(l, i, &waited))
+            return;
+        fetch_record(f, r->lane - f->a->first_lane, r->chunk, r->slot, l->place[i % l->n_place]);
+        if (++l->state->taken % l->n_place == 0)
+            __atomic_store_n(&l->queue->taken, l->state->taken, __ATOMIC_RELEASE);
+    }
+    __atomic_store_n(&l->queue->n_wait, l->state->n_wait, __ATOMIC_RELAXED);
+    __atomic_store_n(&l->queue->wait_ns, l->state->wait_ns, __ATOMIC_RELAXED);
 }
 
 kvd_status cpu_window_fetch(kvd_stream *st, const kvd_window_fetch_args *a, kvd_err *err)
 {
-    const cpu_record_kernels *k    = cpu_record_kernels_of(st->be);
-    cpu_index_shape           keys = { 0 };
+    fetch_all f = { .a = a, .k = cpu_record_kernels_of(st->be) };
 
     (void)err;
     if (a->format.type == KVD_RECORD_VALUES)
-        cpu_index_shape_of(&keys, &a->format.keys);
+        cpu_index_shape_of(&f.keys, &a->format.keys);
     for (uint32_t at = 0; at < a->n_seq * a->n_kv_head; at++)
-        fetch_lane(a, k, &keys, at);
+        fetch_lane(&f, at);
+    if (a->link.queue)
+        fetch_posted(&f);
     return KVD_OK;
 }

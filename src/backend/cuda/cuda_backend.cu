@@ -4,6 +4,7 @@
  * Owns: the backend object, its scratch, its handle of cuBLASLt.  The primary context of the device
  * is shared with whoever else in the process uses it.
  * Thread: one at a time per backend; backends of different devices may be used side by side. */
+#include <errno.h>
 #include <inttypes.h>
 
 #include "backend/cuda/cuda_impl.h"
@@ -72,11 +73,12 @@ static kvd_backend_limits cuda_limits_max(const kvd_backend_limits *a, const kvd
 
 static uint64_t cuda_reserve_bytes(const kvd_backend *b, const kvd_backend_limits *lim)
 {
-    const cuda_backend *be  = (const cuda_backend *)b;
-    uint64_t            sum = 0;
+    const cuda_backend      *be  = (const cuda_backend *)b;
+    const kvd_backend_limits all = cuda_limits_max(&be->lim, lim);
+    uint64_t                 sum = 0;
 
     for (int i = 0; i < CUDA_SCRATCH_COUNT; i++)
-        sum += cuda_bytes_of[i](be, lim);
+        sum += kvd_max_u64(be->scratch[i].bytes, cuda_bytes_of[i](be, &all));
     return sum;
 }
 
@@ -129,6 +131,13 @@ static kvd_status cuda_alloc_device(uint64_t bytes, void **ptr, kvd_err *err)
     return cuda_fail(err, e, "device memory");
 }
 
+static uint64_t *count_of(cuda_backend *be, kvd_mem_kind kind)
+{
+    return kind == KVD_MEM_DEVICE   ? &be->held_bytes
+           : kind == KVD_MEM_PINNED ? &be->pinned_bytes
+                                    : &be->host_bytes;
+}
+
 static kvd_status cuda_mem_alloc(kvd_backend *b, kvd_mem_kind kind, uint64_t bytes, kvd_mem *out,
                                  kvd_err *err)
 {
@@ -145,10 +154,9 @@ static kvd_status cuda_mem_alloc(kvd_backend *b, kvd_mem_kind kind, uint64_t byt
     } else if (bytes && kind == KVD_MEM_DEVICE) {
         KVD_TRY(cuda_alloc_device(bytes, &ptr, err));
     } else if (bytes) {
-        CUDA_TRY(cudaHostAlloc(&ptr, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-                 "pinned memory", err);
-        memset(ptr, 0, bytes);
+        KVD_TRY(cuda_pinned_alloc((cuda_backend *)b, bytes, &ptr, err));
     }
+    *count_of((cuda_backend *)b, kind) += bytes;
     out->ptr   = ptr;
     out->bytes = bytes;
     out->kind  = kind;
@@ -163,7 +171,9 @@ static void cuda_mem_free(kvd_backend *b, kvd_mem *m)
     else if (m->kind == KVD_MEM_DEVICE)
         cudaFree(m->ptr);
     else if (m->kind == KVD_MEM_PINNED)
-        cudaFreeHost(m->ptr);
+        cuda_pinned_free((cuda_backend *)b, m->ptr);
+    if (m->kind != KVD_MEM_NONE && m->kind != KVD_MEM_MAP)
+        *count_of((cuda_backend *)b, m->kind) -= m->bytes;
     *m = kvd_mem{};
 }
 
@@ -173,12 +183,14 @@ static kvd_status cuda_copy(kvd_stream *st, kvd_mem dst, uint64_t dst_off, kvd_m
     kvd_assert(dst.kind != KVD_MEM_MAP);
     kvd_assert(dst_off <= dst.bytes && bytes <= dst.bytes - dst_off);
     kvd_assert(src_off <= src.bytes && bytes <= src.bytes - src_off);
-    if (bytes == 0)
-        return KVD_OK;
-    cuda_enter(st);
-    CUDA_TRY(cudaMemcpyAsync((uint8_t *)dst.ptr + dst_off, (const uint8_t *)src.ptr + src_off,
-                             bytes, cudaMemcpyDefault, st->s),
-             "copy", err);
+    const cuda_backend *be   = cuda_enter(st);
+    uint8_t            *to   = (uint8_t *)dst.ptr + dst_off;
+    const uint8_t      *from = (const uint8_t *)src.ptr + src_off;
+
+    for (uint64_t n; bytes > 0; bytes -= n, to += n, from += n) {
+        n = cuda_pinned_run(be, to, cuda_pinned_run(be, from, bytes));
+        CUDA_TRY(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, st->s), "copy", err);
+    }
     return KVD_OK;
 }
 
@@ -288,11 +300,16 @@ static kvd_status cuda_event_wait(kvd_event *ev, kvd_stream *st, kvd_err *err)
     return KVD_OK;
 }
 
-/* A failed device is done as well: the next sync says how. */
-static bool cuda_event_done(const kvd_event *ev)
+static kvd_status cuda_event_poll(const kvd_event *ev, kvd_err *err)
 {
     cudaSetDevice(ev->be->device);
-    return cudaEventQuery(ev->e) != cudaErrorNotReady;
+    const cudaError_t e = cudaEventQuery(ev->e);
+
+    if (e == cudaErrorNotReady) {
+        cudaGetLastError();
+        return kvd_fail(err, KVD_E_BUSY, 0, "cuda: the event has not come yet");
+    }
+    return e == cudaSuccess ? KVD_OK : cuda_fail(err, e, "event");
 }
 
 /* ---- graphs ------------------------------------------------------------------------ */
@@ -377,7 +394,8 @@ static kvd_backend_ops cuda_make_ops(void)
     t.event_close   = cuda_event_close;
     t.event_record  = cuda_event_record;
     t.event_wait    = cuda_event_wait;
-    t.event_done    = cuda_event_done;
+    t.event_poll    = cuda_event_poll;
+    t.memory        = cuda_memory;
     t.copy          = cuda_copy;
     t.fill          = cuda_fill;
     t.stamp         = cuda_stamp;
@@ -400,6 +418,7 @@ static kvd_backend_ops cuda_make_ops(void)
     t.attn_zone     = cuda_attn_zone;
     t.window        = cuda_window;
     t.window_spans  = cuda_window_spans;
+    t.window_post   = cuda_window_post;
     t.window_fetch  = cuda_window_fetch;
     t.record_copy   = cuda_record_copy;
     t.record_pack   = cuda_record_pack;
@@ -428,17 +447,31 @@ static kvd_status cuda_parse_name(const char *name, int *device, kvd_err *err)
     return KVD_OK;
 }
 
+/* There is no GPU that this build can use; the caller may try another backend. */
+static kvd_status cuda_absent(kvd_err *err)
+{
+    if (err)
+        err->sys = ENODEV;
+    return KVD_E_UNSUPPORTED;
+}
+
 static kvd_status cuda_check_driver(int device, kvd_err *err)
 {
     int               n = 0, driver = 0;
     const cudaError_t e = cudaGetDeviceCount(&n);
 
-    if (e == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver)
-        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+    if (e == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess &&
+        driver) {
+        (void)!kvd_fail(err, KVD_E_UNSUPPORTED, 0,
                         "cuda: the driver is for CUDA %d.%d, this build needs %d.%d", driver / 1000,
                         driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
-    if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || (e == cudaSuccess && !n))
-        return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "cuda: no NVIDIA GPU or driver here");
+        return cuda_absent(err);
+    }
+    if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || e == cudaErrorStubLibrary ||
+        (e == cudaSuccess && !n)) {
+        (void)!kvd_fail(err, KVD_E_UNSUPPORTED, 0, "cuda: no NVIDIA GPU or driver here");
+        return cuda_absent(err);
+    }
     CUDA_TRY(e, "looking for devices", err);
     if (device >= n)
         return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "cuda: no device %d, there are %d", device, n);
@@ -455,24 +488,36 @@ static kvd_status cuda_open_device(cuda_backend *be, kvd_err *err)
     cudaDeviceProp     prop;
     cudaFuncAttributes attr;
     cudaError_t        e;
+    uint64_t           free_before;
+    int                same = 0;
 
     CUDA_TRY(cudaGetDeviceProperties(&prop, be->device), "device", err);
     be->cc         = prop.major * 10 + prop.minor;
     be->n_sm       = (uint32_t)prop.multiProcessorCount;
     be->smem_block = (uint32_t)prop.sharedMemPerBlockOptin;
     snprintf(be->base.isa, sizeof(be->base.isa), "%.22s sm_%d", prop.name, be->cc);
-    if (be->cc < CUDA_CC_MIN)
-        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+    if (be->cc < CUDA_CC_MIN) {
+        (void)!kvd_fail(err, KVD_E_UNSUPPORTED, 0,
                         "cuda: %s has compute capability %d.%d; %d.%d or later is needed",
                         prop.name, prop.major, prop.minor, CUDA_CC_MIN / 10, CUDA_CC_MIN % 10);
+        return cuda_absent(err);
+    }
+    free_before = cuda_free_before(be->device);
     CUDA_TRY(cudaSetDevice(be->device), "device", err);
-    e = cudaFuncGetAttributes(&attr, cuda_probe_kernel);
-    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction)
-        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+    CUDA_TRY(cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem,
+                                    be->device),
+             "device", err);
+    be->can_register = same != 0;
+    e                = cudaFuncGetAttributes(&attr, cuda_probe_kernel);
+    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
+        (void)!kvd_fail(err, KVD_E_UNSUPPORTED, 0,
                         "cuda: this build has no code for %s (compute capability %d.%d)", prop.name,
                         prop.major, prop.minor);
+        return cuda_absent(err);
+    }
     CUDA_TRY(e, "device", err);
-    return cuda_lt_open(&be->lt, err);
+    KVD_TRY(cuda_lt_open(&be->lt, err));
+    return cuda_measure_context(be, free_before, err);
 }
 
 static kvd_status cuda_backend_open(kvd_backend **out, const kvd_backend_params *p, kvd_err *err)

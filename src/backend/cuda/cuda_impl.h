@@ -46,7 +46,8 @@ typedef struct cuda_scratch {
     uint64_t bytes;
 } cuda_scratch;
 
-typedef struct cuda_lt cuda_lt; /* cuda_lt.cu: cuBLASLt, where it is installed */
+typedef struct cuda_lt   cuda_lt;   /* cuda_lt.cu: cuBLASLt, where it is installed */
+typedef struct cuda_area cuda_area; /* cuda_pinned.cu: pages that were registered */
 
 typedef struct cuda_backend {
     kvd_backend        base;
@@ -57,7 +58,12 @@ typedef struct cuda_backend {
     bool               precise, deterministic;
     kvd_backend_limits lim; /* the largest of each that was reserved */
     cuda_scratch       scratch[CUDA_SCRATCH_COUNT];
-    cuda_lt           *lt; /* NULL: not there */
+    cuda_lt           *lt;                                   /* NULL: not there */
+    cuda_area         *pinned;                               /* the large ones, the latest first */
+    uint64_t           held_bytes, pinned_bytes, host_bytes; /* given by mem_alloc */
+    uint64_t           context_bytes;                        /* what opening took */
+    uint64_t           free_at_open;                         /* of the device, behind it */
+    bool               can_register; /* pages of our own can have the same address on the device */
 } cuda_backend;
 
 struct kvd_stream {
@@ -112,6 +118,23 @@ uint64_t cuda_build_scratch_bytes(const cuda_backend *be, const kvd_backend_limi
 uint64_t cuda_select_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
 uint64_t cuda_window_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
 
+/* ---- pinned memory (cuda_pinned.cu) -------------------------------------------------- */
+
+/* Zeroed.  Messages name size, limit and remedy. */
+kvd_status cuda_pinned_alloc(cuda_backend *be, uint64_t bytes, void **ptr, kvd_err *err);
+void       cuda_pinned_free(cuda_backend *be, void *ptr); /* NULL is a no-op */
+/* How many of n bytes from p on can be part of one copy: the driver takes what it knows as one
+ * piece, and large areas are several. */
+uint64_t cuda_pinned_run(const cuda_backend *be, const void *p, uint64_t n);
+
+/* ---- the device's memory (cuda_memory.cu) ---------------------------------------------- */
+
+/* Free bytes of a device before this process has a context there; 0: nobody can say. */
+uint64_t cuda_free_before(int device);
+/* Fills context_bytes and free_at_open. */
+kvd_status cuda_measure_context(cuda_backend *be, uint64_t free_before, kvd_err *err);
+void       cuda_memory(const kvd_backend *b, kvd_device_memory *out);
+
 /* ---- ops --------------------------------------------------------------------------- */
 
 /* cuda_elem.cu */
@@ -138,6 +161,7 @@ kvd_status cuda_attn_zone(kvd_stream *st, const kvd_attn_zone_args *a, kvd_err *
 kvd_status cuda_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err);
 /* cuda_window_lists.cu */
 kvd_status cuda_window_spans(kvd_stream *st, const kvd_window_spans_args *a, kvd_err *err);
+kvd_status cuda_window_post(kvd_stream *st, const kvd_window_post_args *a, kvd_err *err);
 kvd_status cuda_window_fetch(kvd_stream *st, const kvd_window_fetch_args *a, kvd_err *err);
 /* cuda_record.cu */
 kvd_status cuda_record_copy(kvd_stream *st, const kvd_record_copy_args *a, kvd_err *err);

@@ -8,6 +8,7 @@
 #include "backend/cuda/cuda_record.cuh"
 
 #define LIST_THREADS  256u
+#define POST_THREADS  1024u
 #define FETCH_THREADS 512u
 #define FETCH_GRID    8u
 #define FETCH_SMEM    32768u
@@ -131,17 +132,113 @@ kvd_status cuda_window_spans(kvd_stream *st, const kvd_window_spans_args *a, kvd
     return KVD_OK;
 }
 
+/* ---- post -------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint64_t post_clock()
+{
+    uint64_t t;
+
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+
+/* One warp: of a lane's misses [i0, i0 + 32) those of one queue that are below the host tier. */
+static __device__ void post_some(const kvd_window_post_args &a, const kvd_miss_link &l, uint32_t at,
+                                 uint32_t i, bool mine, uint32_t first, uint32_t *n)
+{
+    const kvd_window_seq &q     = a.seq[at / a.n_kv_head];
+    const uint64_t        miss  = at % a.n_kv_head * a.sel_stride + i;
+    const uint32_t        mask  = __ballot_sync(0xffffffffu, mine);
+    uint32_t              place = 0;
+    kvd_miss_request      r;
+
+    if (mask == 0)
+        return;
+    if (threadIdx.x % WARP == 0)
+        place = atomicAdd(n, (uint32_t)__popc(mask));
+    place = __shfl_sync(0xffffffffu, place, 0) +
+            (uint32_t)__popc(mask & ((1u << threadIdx.x % WARP) - 1u));
+    if (!mine)
+        return;
+    r.lane                   = a.first_lane + at;
+    r.chunk                  = q.fetch[miss];
+    r.slot                   = q.into[miss];
+    r.score                  = q.ema[at % a.n_kv_head * a.lane_stride + r.chunk];
+    l.request[first + place] = r;
+}
+
+static __device__ void post_lane(const kvd_window_post_args &a, uint32_t at, const uint32_t *first,
+                                 uint32_t *n)
+{
+    const kvd_window_result r       = a.change[at];
+    const uint32_t          head    = at % a.n_kv_head;
+    const uint32_t         *fetch   = a.seq[at / a.n_kv_head].fetch + head * a.sel_stride;
+    const uint32_t         *host_of = a.place[at / a.n_kv_head].host_of + head * a.lane_stride;
+
+    for (uint32_t i0 = 0; i0 < r.n_miss; i0 += WARP) {
+        const uint32_t i     = i0 + threadIdx.x % WARP;
+        const bool     below = i < r.n_miss && host_of[fetch[i]] == KVD_HOST_NONE;
+
+        post_some(a, a.link[0], at, i, below && i < r.n_urgent, first[0], &n[0]);
+        post_some(a, a.link[1], at, i, below && i >= r.n_urgent, first[1], &n[1]);
+    }
+}
+
+static __device__ void post_end(const kvd_miss_link &l, uint32_t first, uint32_t n)
+{
+    kvd_miss_batch b;
+
+    b.first                                      = first;
+    b.n                                          = n;
+    *l.batch                                     = b;
+    l.state->posted                              = first + n;
+    ((volatile kvd_miss_queue *)l.queue)->posted = first + n;
+}
+
+/* One block, a warp for each lane.  The order of requests is that in which warps come. */
+static __global__ void __launch_bounds__(POST_THREADS)
+    post_misses(const __grid_constant__ kvd_window_post_args a)
+{
+    __shared__ uint32_t first[2], n[2];
+
+    sp_begin();
+    if (threadIdx.x == 0) {
+        first[0] = a.link[0].state->posted;
+        first[1] = a.link[1].state->posted;
+        n[0] = n[1] = 0;
+    }
+    __syncthreads();
+    for (uint32_t at = threadIdx.x / WARP; at < a.n_seq * a.n_kv_head; at += POST_THREADS / WARP)
+        post_lane(a, at, first, n);
+    __threadfence_system(); /* what is posted can be read */
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        post_end(a.link[0], first[0], n[0]);
+        post_end(a.link[1], first[1], n[1]);
+    }
+}
+
+kvd_status cuda_window_post(kvd_stream *st, const kvd_window_post_args *a, kvd_err *err)
+{
+    const cuda_backend *be = cuda_enter(st);
+
+    if (a->n_seq == 0)
+        return KVD_OK;
+    CUDA_TRY(sp_launch(be, st->s, dim3(1), POST_THREADS, 0, 1, post_misses, *a), "window_post",
+             err);
+    return KVD_OK;
+}
+
 /* ---- fetch ------------------------------------------------------------------------- */
 
+/* Host record number `record` of a lane's chunk to its slot. */
 static __device__ void fetch_record(const kvd_window_fetch_args &a, const record_shape &s,
-                                    const kvd_window_seq &q, const kvd_window_place &p,
-                                    uint32_t head, uint32_t i, uint8_t *packed)
+                                    const kvd_window_place &p, uint32_t head, uint32_t chunk,
+                                    uint32_t slot, uint32_t record, uint8_t *packed)
 {
-    const uint32_t chunk = q.fetch[head * a.sel_stride + i];
-    const uint32_t slot  = q.into[head * a.sel_stride + i];
     const uint32_t per   = a.kv.block_tokens / a.kv.chunk_tokens;
     const uint64_t bytes = a.format.type == KVD_RECORD_RAW ? a.kv.record_bytes : s.packed;
-    const uint8_t *src = (const uint8_t *)a.host + p.host_of[head * a.lane_stride + chunk] * bytes;
+    const uint8_t *src   = (const uint8_t *)a.host + record * bytes;
     uint8_t       *dst = (uint8_t *)a.kv.pool + p.at[head] + a.slot_off + slot * a.kv.record_bytes;
 
     if (a.format.type == KVD_RECORD_RAW)
@@ -151,6 +248,95 @@ static __device__ void fetch_record(const kvd_window_fetch_args &a, const record
                       (const uint8_t *)a.param + p.iblock[chunk / per] + a.param_off +
                           head * a.param_stride,
                       dst, packed);
+}
+
+/* Number i of a lane's misses, unless it is below the host tier. */
+static __device__ void fetch_miss(const kvd_window_fetch_args &a, const record_shape &s,
+                                  uint32_t at, uint32_t i, uint8_t *packed)
+{
+    const kvd_window_seq   &q      = a.seq[at / a.n_kv_head];
+    const kvd_window_place &p      = a.place[at / a.n_kv_head];
+    const uint32_t          head   = at % a.n_kv_head;
+    const uint32_t          chunk  = q.fetch[head * a.sel_stride + i];
+    const uint32_t          record = p.host_of[head * a.lane_stride + chunk];
+
+    if (record != KVD_HOST_NONE)
+        fetch_record(a, s, p, head, chunk, q.into[head * a.sel_stride + i], record, packed);
+}
+
+/* Until request i's record is there; returns how many there are then, or 0: nothing more will
+ * come.  One thread of a block. */
+static __device__ uint32_t fetch_wait(const kvd_miss_link &l, uint32_t i)
+{
+    volatile kvd_miss_queue *q    = l.queue;
+    const uint64_t           t0   = post_clock();
+    uint32_t                 n    = q->arrived;
+    const bool               wait = n <= i;
+
+    while (n <= i) {
+        if (q->given_up || q->too_late)
+            return 0;
+        if (post_clock() - t0 > l.limit_ns) {
+            q->too_late = true;
+            return 0;
+        }
+        __nanosleep(500);
+        n = q->arrived;
+    }
+    if (blockIdx.x == 0 && wait) {
+        q->n_wait  = ++l.state->n_wait;
+        q->wait_ns = l.state->wait_ns += post_clock() - t0;
+    }
+    __threadfence_system(); /* what lies there was written before */
+    return n;
+}
+
+/* One warp: request i's record, which is there, to its slot. */
+static __device__ void fetch_request(const kvd_window_fetch_args &a, const record_shape &s,
+                                     uint32_t i, uint8_t *packed)
+{
+    const kvd_miss_link   &l    = a.link;
+    const kvd_miss_request r    = l.request[i];
+    const uint32_t         at   = r.lane - a.first_lane;
+    const uint32_t         from = l.place[i % l.n_place];
+    uint32_t               n;
+
+    fetch_record(a, s, a.place[at / a.n_kv_head], at % a.n_kv_head, r.chunk, r.slot, from, packed);
+    __threadfence(); /* before others may write there */
+    __syncwarp();
+    if (threadIdx.x % WARP != 0)
+        return;
+    n = atomicAdd(&l.state->taken, 1u) + 1;
+    if (n % l.n_place == 0) {
+        __threadfence_system();
+        ((volatile kvd_miss_queue *)l.queue)->taken = n;
+    }
+}
+
+/* What was asked for, as it comes, in groups of as many requests as a block has warps. */
+static __device__ void fetch_posted(const kvd_window_fetch_args &a, const record_shape &s,
+                                    uint8_t *packed)
+{
+    __shared__ uint32_t  come;
+    const kvd_miss_batch b      = *a.link.batch;
+    const uint32_t       n_warp = blockDim.x / WARP, warp = threadIdx.x / WARP;
+    const uint32_t       end = b.first + b.n;
+
+    for (uint32_t g = b.first + blockIdx.x * n_warp; g < end; g += gridDim.x * n_warp) {
+        const uint32_t size = min(n_warp, end - g);
+
+        for (uint32_t done = 0, to; done < size; done = to) {
+            if (threadIdx.x == 0)
+                come = fetch_wait(a.link, g + done);
+            __syncthreads();
+            if (come == 0)
+                return;
+            to = min(come - g, size);
+            if (warp >= done && warp < to)
+                fetch_request(a, s, g + warp, packed);
+            __syncthreads();
+        }
+    }
 }
 
 /* The lanes' misses, one behind the other, go round the warps. */
@@ -170,10 +356,11 @@ static __global__ void fetch_misses(const __grid_constant__ kvd_window_fetch_arg
         const uint32_t          n     = (a.urgent ? r.n_urgent : r.n_miss) - first;
 
         for (uint32_t i = (warp + n_warp - before) % n_warp; i < n; i += n_warp)
-            fetch_record(a, s, a.seq[at / a.n_kv_head], a.place[at / a.n_kv_head], at % a.n_kv_head,
-                         first + i, packed);
+            fetch_miss(a, s, at, first + i, packed);
         before = (before + n) % n_warp;
     }
+    if (a.link.queue)
+        fetch_posted(a, s, packed);
 }
 
 kvd_status cuda_window_fetch(kvd_stream *st, const kvd_window_fetch_args *a, kvd_err *err)
