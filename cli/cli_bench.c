@@ -90,6 +90,7 @@ static kvd_status decode(bench *b, kvd_session *s, uint32_t n_seq, uint32_t n_ge
         x.token       = t;
         x.seq         = q;
         x.want_logits = w;
+        x.n_best      = 1; /* as greedy decoding asks */
         st            = kvd_eval(s, &x, err);
     }
     kvd_free(t);

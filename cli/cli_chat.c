@@ -121,9 +121,12 @@ static kvd_status speak(chat *c, kvd_buf *answer, kvd_err *err)
     size_t        len;
 
     for (int64_t n = 0; n_max < 0 || n < n_max; n++) {
-        const int32_t id = kvd_sampler_sample(c->sm, kvd_logits(c->s, 0));
-        kvd_batch     b  = KVD_BATCH_INIT;
+        kvd_batch b = KVD_BATCH_INIT;
+        int32_t   id;
 
+        st = kvd_sampler_pick(c->sm, c->s, 0, &id, err);
+        if (st != KVD_OK)
+            break;
         if (kvd_token_is_end(c->m, id))
             break;
         text = kvd_detok_feed(c->detok, id, false, &len);
@@ -134,6 +137,7 @@ static kvd_status speak(chat *c, kvd_buf *answer, kvd_err *err)
         }
         b.n_token = 1;
         b.token   = &id;
+        b.n_best  = kvd_sampler_n_best(c->sm);
         st        = kvd_eval(c->s, &b, err);
         if (st != KVD_OK)
             break;

@@ -178,7 +178,7 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
                       : strcmp(type, "bf16") == 0 ? KVD_KV_BF16
                                                   : KVD_KV_AUTO;
     p->n_ctx        = (uint32_t)kvd_opts_int(o, "ctx-size");
-    p->n_batch      = (uint32_t)(b < ub || !kvd_opts_given(o, "ubatch-size") ? b : ub);
+    p->n_batch      = (uint32_t)(ub == 0 || (b != 0 && b < ub) ? b : ub);
     p->kv_device    = kvd_opts_size(o, "kv-device");
     p->kv_host      = kvd_opts_size(o, "kv-host");
     p->kv_record    = (kvd_kv_record)choice("same|int8|int4|values", kvd_opts_text(o, "kv-record"));

@@ -47,9 +47,10 @@ const kvd_opt cli_options[] = {
     { "ctx-size", "-c", KVD_OPT_INT, "N", "0", 0, MILL, EVAL & ~(uint32_t)(CMD_BENCH | CMD_PROFILE),
       "context in tokens; 0: what prompt and answer need (run; 1,024 for an open answer; eval), "
       "512 (perplexity), the model's (chat, plan)" },
-    { "batch-size", "-b", KVD_OPT_INT, "N", "512", 1, 16384, EVAL,
-      "tokens that go through the layers together in prefill" },
-    { "ubatch-size", "-ub", KVD_OPT_INT, "N", "512", 1, 16384, EVAL,
+    { "batch-size", "-b", KVD_OPT_INT, "N", "0", 0, 16384, EVAL,
+      "tokens that go through the layers together in prefill; 0: 512, on a GPU up to 4,096, as "
+      "many as 1 GiB of activations hold" },
+    { "ubatch-size", "-ub", KVD_OPT_INT, "N", "0", 0, 16384, EVAL,
       "upper bound of the batch size (llama.cpp's name)" },
     { "cache-type-k", "-ctk", KVD_OPT_CHOICE, "auto|f32|bf16", "auto", NOLIM, EVAL,
       "element type of the KV cache; K and V are always the same" },

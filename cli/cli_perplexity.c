@@ -15,6 +15,7 @@
 #include "cli.h"
 
 #define WINDOW_DEFAULT 512u
+#define BATCH_DEFAULT  512u
 #define TEXT_MAX_BYTES (1ull << 32)
 
 typedef struct score {
@@ -177,6 +178,8 @@ static kvd_status prepare(run *r, kvd_err *err)
     KVD_TRY(cli_session_params(&p, &a, r->o, err));
     if (p.n_ctx == 0)
         p.n_ctx = (uint32_t)kvd_min_u64(WINDOW_DEFAULT, info.n_ctx_train);
+    if (p.n_batch == 0)
+        p.n_batch = BATCH_DEFAULT;
     if (p.n_batch > p.n_ctx)
         p.n_batch = p.n_ctx;
     p.n_logits = p.n_batch;

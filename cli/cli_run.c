@@ -170,9 +170,10 @@ static kvd_status generate(job *j, kvd_err *err)
 
     j->finish = "length";
     for (int64_t n = 0; n_max < 0 || n < n_max; n++) {
-        const int32_t id = kvd_sampler_sample(j->sm, kvd_logits(j->s, 0));
-        kvd_batch     b  = KVD_BATCH_INIT;
+        kvd_batch b = KVD_BATCH_INIT;
+        int32_t   id;
 
+        KVD_TRY(kvd_sampler_pick(j->sm, j->s, 0, &id, err));
         if (kvd_token_is_end(j->m, id) && !on) {
             j->finish = "stop";
             break;
@@ -184,6 +185,7 @@ static kvd_status generate(job *j, kvd_err *err)
             break;
         b.n_token = 1;
         b.token   = &id;
+        b.n_best  = kvd_sampler_n_best(j->sm);
         KVD_TRY(kvd_eval(j->s, &b, err));
     }
     text = kvd_detok_flush(j->detok, &len);

@@ -8,6 +8,8 @@
 
 set(KVD_CUDA_ARCHS all CACHE STRING "GPU architectures: all, or a list such as 90 or 80-real;90")
 file(GLOB KVD_CUDA_SOURCES CONFIGURE_DEPENDS src/backend/cuda/*.cu)
+set(KVD_CUDA_90A src/backend/cuda/cuda_attn_hopper.cu) # instructions of one architecture alone
+list(FILTER KVD_CUDA_SOURCES EXCLUDE REGEX hopper)
 if(KVD_CUDA STREQUAL "OFF" OR KVD_SANITIZE)
   return()
 endif()
@@ -29,18 +31,26 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
-add_library(kvdrive_cuda MODULE ${KVD_CUDA_SOURCES} src/base/alloc.c src/base/dtype.c
-            src/base/misc.c src/base/status.c src/os/os_cgroup.c src/os/os_cpu.c src/os/os_facts.c
-            src/os/os_file.c src/os/os_mem.c src/os/os_module.c src/os/os_pool.c
-            src/backend/cpu/cpu_index_layout.c)
-set_target_properties(kvdrive_cuda PROPERTIES OUTPUT_NAME kvdrive-cuda
-                      CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden
-                      CUDA_RUNTIME_LIBRARY Static)
-target_include_directories(kvdrive_cuda PRIVATE include src)
-target_compile_definitions(kvdrive_cuda PRIVATE KVD_DEBUG_LEVEL=${KVD_DEBUG_LEVEL})
-target_compile_options(kvdrive_cuda PRIVATE
-                       $<$<COMPILE_LANGUAGE:C>:${KVD_BASELINE} ${KVD_WARNINGS}>
-                       $<$<COMPILE_LANGUAGE:CUDA>:$<$<BOOL:${KVD_WERROR}>:-Werror=all-warnings>>)
+function(kvd_cuda_target name)
+  set_target_properties(${name} PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
+                        CUDA_VISIBILITY_PRESET hidden CUDA_RUNTIME_LIBRARY Static)
+  target_include_directories(${name} PRIVATE include src)
+  target_compile_definitions(${name} PRIVATE KVD_DEBUG_LEVEL=${KVD_DEBUG_LEVEL})
+  target_compile_options(${name} PRIVATE
+                         $<$<COMPILE_LANGUAGE:C>:${KVD_BASELINE} ${KVD_WARNINGS}>
+                         $<$<COMPILE_LANGUAGE:CUDA>:$<$<BOOL:${KVD_WERROR}>:-Werror=all-warnings>>)
+endfunction()
+
+add_library(kvdrive_cuda_90a OBJECT ${KVD_CUDA_90A})
+kvd_cuda_target(kvdrive_cuda_90a)
+set_target_properties(kvdrive_cuda_90a PROPERTIES CUDA_ARCHITECTURES 90a-real
+                      POSITION_INDEPENDENT_CODE ON)
+add_library(kvdrive_cuda MODULE ${KVD_CUDA_SOURCES} $<TARGET_OBJECTS:kvdrive_cuda_90a>
+            src/base/alloc.c src/base/dtype.c src/base/misc.c src/base/status.c src/os/os_cgroup.c
+            src/os/os_cpu.c src/os/os_facts.c src/os/os_file.c src/os/os_mem.c src/os/os_module.c
+            src/os/os_pool.c src/backend/cpu/cpu_index_layout.c)
+set_target_properties(kvdrive_cuda PROPERTIES OUTPUT_NAME kvdrive-cuda)
+kvd_cuda_target(kvdrive_cuda)
 target_link_libraries(kvdrive_cuda PRIVATE ${CMAKE_DL_LIBS})
 set(map ${CMAKE_CURRENT_SOURCE_DIR}/packaging/libkvdrive-cuda.map)
 target_link_options(kvdrive_cuda PRIVATE LINKER:-z,defs LINKER:--version-script=${map})

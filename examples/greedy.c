@@ -33,14 +33,16 @@ static kvd_status continue_text(kvd_model *m, const char *text, kvd_err *err)
     if (st == KVD_OK)
         st = kvd_prefill(s, 0, token, n, NULL, NULL, err);
     for (int i = 0; st == KVD_OK && i < N_GEN; i++) {
-        const int32_t id = kvd_sampler_sample(sm, kvd_logits(s, 0));
-        kvd_batch     b  = KVD_BATCH_INIT;
+        kvd_batch b = KVD_BATCH_INIT;
+        int32_t   id;
 
-        if (kvd_token_is_end(m, id))
+        st = kvd_sampler_pick(sm, s, 0, &id, &err);
+        if (st != KVD_OK || kvd_token_is_end(m, id))
             break;
         fputs(kvd_detok_feed(d, id, false, NULL), stdout);
         b.n_token = 1;
         b.token   = &id;
+        b.n_best  = kvd_sampler_n_best(sm);
         st        = kvd_eval(s, &b, err);
     }
     if (st == KVD_OK)

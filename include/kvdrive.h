@@ -309,7 +309,7 @@ typedef struct kvd_session_params {
     uint32_t    n_ctx;     /* most tokens of one sequence; 0: the model's context */
     uint32_t    n_seq;     /* sequences; 0: 1 */
     uint64_t    kv_tokens; /* KV capacity shared by all sequences; 0: n_ctx * n_seq */
-    uint32_t    n_batch;   /* most tokens of one kvd_eval(); 0: 512; at least n_seq is taken */
+    uint32_t    n_batch;   /* most tokens of one kvd_eval(); 0: 512, a GPU's prompts 4,096 */
     uint32_t    n_logits;  /* most rows of logits of one kvd_eval(); 0: n_seq */
     kvd_kv_type kv_type;   /* AUTO: bf16, or f32 in a precise model and in backend "ref" */
 
@@ -394,6 +394,9 @@ typedef struct kvd_batch {
     const uint32_t *seq;        /* [n_token], or NULL: all of sequence 0.  Each sequence's
                                    tokens are appended to it in the order given */
     const uint8_t *want_logits; /* [n_token], or NULL: the last token only */
+    /* 0: those rows keep all their logits.  Else only so many of the largest, at most 128, for
+       kvd_sampler_pick(): kvd_sampler_n_best() says how many.  A GPU then sends no logits. */
+    uint32_t n_best;
 } kvd_batch;
 #define KVD_BATCH_INIT                   \
     {                                    \
@@ -404,7 +407,7 @@ typedef struct kvd_batch {
  * sequences hold what they held before. */
 KVD_API KVD_MUST_USE kvd_status kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
 /* Logits [n_vocab] of the row-th token that wanted them in the last kvd_eval() or kvd_prefill();
- * NULL if there is no such row.  Borrowed until the next evaluation. */
+ * NULL if there is no such row, or only its best were kept.  Borrowed until the next evaluation. */
 KVD_API const float *kvd_logits(const kvd_session *s, uint32_t row);
 /* Appends any number of tokens to a sequence in batches of n_batch; logits row 0 is the last
  * token's.  On failure or cancellation the sequence is cut back to what it was. */
@@ -536,6 +539,13 @@ KVD_API void kvd_sampler_accept(kvd_sampler *sm, int32_t token);
 /* Picks the next token from logits [n_vocab] (not changed) and accepts it.  Greedy takes the
  * lowest id of equals.  Allocates nothing. */
 KVD_API int32_t kvd_sampler_sample(kvd_sampler *sm, const float *logits);
+/* How many of a row's largest logits decide what this sampler picks; 0: all of them, as with
+ * penalties, biases, or a top_k that is off or above 128. */
+KVD_API uint32_t kvd_sampler_n_best(const kvd_sampler *sm);
+/* kvd_sampler_sample() of the row-th token that wanted logits, from whichever the last evaluation
+ * kept of them; KVD_E_INVAL where that is no such row or too few.  The token is the same. */
+KVD_API KVD_MUST_USE kvd_status kvd_sampler_pick(kvd_sampler *sm, const kvd_session *s,
+                                                 uint32_t row, int32_t *token, kvd_err *err);
 
 #ifdef __cplusplus
 }

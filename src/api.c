@@ -479,3 +479,26 @@ int32_t kvd_sampler_sample(kvd_sampler *sm, const float *logits)
 {
     return engine_sampler_sample(sm, logits);
 }
+
+uint32_t kvd_sampler_n_best(const kvd_sampler *sm)
+{
+    return engine_sampler_n_best(sm);
+}
+
+kvd_status kvd_sampler_pick(kvd_sampler *sm, const kvd_session *s, uint32_t row, int32_t *token,
+                            kvd_err *err)
+{
+    const float   *logits = kvd_logits(s, row);
+    const uint32_t need   = engine_sampler_n_best(sm);
+
+    if (logits) {
+        *token = engine_sampler_sample(sm, logits);
+        return KVD_OK;
+    }
+    if (row >= s->n_picks || need == 0 || need > s->best)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "row %u of %u kept rows of %u best logits: the sampler needs %s%u", row,
+                        s->n_picks, s->best, need ? "" : "all, not ", need);
+    *token = engine_sampler_choose(sm, s->buf.best + (size_t)row * KVD_BEST_MAX, s->best);
+    return KVD_OK;
+}

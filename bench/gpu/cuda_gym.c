@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_gym.c - times the CUDA backend's ops by themselves, as CSV: what, type, shape, time, rate.
- * usage: cuda_gym MODULE [quick]
+ * usage: cuda_gym MODULE [quick|full [prefill]]
+ * prefill: attention of many rows alone.
  *
  * A figure is the median of several runs of a graph of many calls; data rotates among enough copies
  * that caches do not hold it.  Rates: bytes that must move (weights; K and V; what is
@@ -232,6 +233,27 @@ static void time_attn(uint32_t dim, uint32_t n_kv, uint32_t group, uint32_t n_se
     be->ops->mem_free(be, &seqs);
 }
 
+static void time_prefill(void)
+{
+    kvd_mem pool = noise(5ull << 30), q = noise(8192ull * 4096 * 4);
+    kvd_mem out = take(KVD_MEM_DEVICE, 8192ull * 4096 * 4);
+
+    time_attn(128, 8, 4, 1, 0, 512, pool, q, out);
+    time_attn(128, 8, 4, 1, 0, 8192, pool, q, out);
+    time_attn(128, 8, 4, 1, 32768 - 512, 512, pool, q, out);
+    time_attn(128, 8, 4, 1, 32768 - 4096, 4096, pool, q, out);
+    time_attn(64, 8, 4, 1, 0, 8192, pool, q, out);
+    time_attn(64, 2, 7, 1, 32768 - 4096, 4096, pool, q, out);
+    if (!quick) {
+        time_attn(128, 8, 4, 1, 122880 - 8192, 8192, pool, q, out);
+        time_attn(96, 8, 4, 1, 0, 8192, pool, q, out);
+        time_attn(256, 4, 4, 1, 0, 4096, pool, q, out);
+    }
+    be->ops->mem_free(be, &pool);
+    be->ops->mem_free(be, &q);
+    be->ops->mem_free(be, &out);
+}
+
 static void time_attention(void)
 {
     kvd_mem pool = noise(5ull << 30), q = noise(8192ull * 4096 * 4);
@@ -247,12 +269,6 @@ static void time_attention(void)
     time_attn(64, 2, 7, 4, 32767, 1, pool, q, out);
     time_attn(80, 8, 4, 4, 32767, 1, pool, q, out);
     time_attn(256, 4, 2, 4, 32767, 1, pool, q, out);
-    time_attn(128, 8, 4, 1, 0, 8192, pool, q, out);
-    if (!quick) {
-        time_attn(64, 8, 4, 1, 0, 8192, pool, q, out);
-        time_attn(256, 4, 4, 1, 0, 4096, pool, q, out);
-        time_attn(128, 8, 4, 1, 32768, 4096, pool, q, out);
-    }
     be->ops->mem_free(be, &pool);
     be->ops->mem_free(be, &q);
     be->ops->mem_free(be, &out);
@@ -308,9 +324,12 @@ int main(int argc, char **argv)
     check(be->ops->reserve(be, &lim, &err), &err);
     fprintf(stderr, "cuda_gym: %s\n", be->isa);
     printf("what,type,shape,us,GB/s,TFLOP/s\n");
-    time_copies();
-    time_products();
-    time_attention();
+    if (argc <= 3) {
+        time_copies();
+        time_products();
+        time_attention();
+    }
+    time_prefill();
     be->ops->stream_close(st);
     kvd_backend_close(be);
     return 0;

@@ -97,12 +97,18 @@ typedef struct kvd_matmul_out {
     bool         add; /* y += instead of y = (the residual stream) */
 } kvd_matmul_out;
 
-/* y_i = x W_i^T (+ bias_i) for up to four weights that share x. */
+/* y_i = x W_i^T (+ bias_i) for up to four weights that share x.  norm: of x normalised as by
+ * rms_norm.  swiglu: of two outputs of equal shape, neither of which adds, the first becomes
+ * silu(y_0) * y_1.  xn and then y_1 are room for that: what they hold afterwards is undefined. */
 typedef struct kvd_matmul_args {
     uint32_t       n_token, n_col, n_out;
     uint64_t       x_stride;
     const float   *x; /* [n_token][n_col] */
     kvd_matmul_out out[KVD_MATMUL_OUT_MAX];
+    const float   *norm;     /* [n_col] or NULL */
+    float         *xn;       /* with norm: [n_token][n_col], not x */
+    float          norm_eps; /* with norm */
+    bool           swiglu;
 } kvd_matmul_args;
 
 /* Rotary embedding in place over the first n_rot dimensions of each head.
@@ -156,6 +162,20 @@ typedef struct kvd_kv_append_args {
     uint64_t          k_stride, v_stride; /* between tokens */
     const float      *k, *v;              /* [n_token][n_kv_head][head_dim] */
 } kvd_kv_append_args;
+
+/* What q and k want after their projections, in one op: head norms where there are such, RoPE, both
+ * in place as by head_norm and rope; then kv_append. */
+typedef struct kvd_qkv_finish_args {
+    uint32_t           n_token, n_head, n_kv_head, head_dim, n_rot;
+    bool               neox;
+    float              eps;             /* of the norms */
+    uint64_t           q_stride;        /* between tokens; k's is store's */
+    float             *q;               /* [n_token][n_head][head_dim] */
+    float             *k;               /* [n_token][n_kv_head][head_dim]: store.k */
+    const float       *q_norm, *k_norm; /* [head_dim] or NULL */
+    const float       *cos_sin;         /* [n_token][n_rot] */
+    kvd_kv_append_args store;           /* same n_token, n_kv_head, head_dim */
+} kvd_qkv_finish_args;
 
 /* Causal attention over everything stored: row r of a sequence attends to its tokens 0 ..
  * n_past + r, which have been appended.  Query head i reads KV head i / (n_head / n_kv_head).
@@ -588,6 +608,25 @@ typedef struct kvd_record_copy_args {
     void           *dst;
 } kvd_record_copy_args;
 
+/* ---- args: the choice of a token ---------------------------------------------------- */
+
+#define KVD_BEST_MAX 128u
+
+typedef struct kvd_best_item {
+    float   value;
+    int32_t at; /* -1: none */
+} kvd_best_item;
+
+/* The k largest of each row, best first, of equals the lower index; -0 counts, and comes out, as 0.
+ * A NaN is none of them: where a row has fewer than k, the rest is { 0, -1 }.  The same bits on
+ * every backend. */
+typedef struct kvd_best_args {
+    uint32_t       n_row, n_col, k; /* 1 <= k <= KVD_BEST_MAX */
+    uint64_t       x_stride, out_stride;
+    const float   *x;   /* [n_row][n_col] */
+    kvd_best_item *out; /* [n_row][k] */
+} kvd_best_args;
+
 /* The largest shapes a session will ask for: what scratch is sized by. */
 typedef struct kvd_backend_limits {
     uint32_t n_token; /* rows of one matmul or attention call */
@@ -597,6 +636,7 @@ typedef struct kvd_backend_limits {
     uint32_t n_ctx;   /* longest sequence */
     uint32_t n_chunk; /* chunks of the longest index; 0: no index_build, no select */
     uint32_t n_slot;  /* of the largest window; 0: window is not called */
+    uint32_t n_vocab; /* elements of a row of best; 0: it is not called */
 } kvd_backend_limits;
 
 /* ---- the table ------------------------------------------------------------------- */
@@ -626,6 +666,7 @@ typedef struct kvd_backend_ops {
     void (*mem_free)(kvd_backend *, kvd_mem *); /* zeroes *m; NONE and MAP are no-ops */
     void (*memory)(const kvd_backend *, kvd_device_memory *out);
 
+    /* The first is for the bulk of the work; small work on others is begun ahead of it. */
     kvd_status (*stream_open)(kvd_backend *, kvd_stream **out, kvd_err *);
     void (*stream_close)(kvd_stream *);                 /* NULL is a no-op */
     kvd_status (*stream_sync)(kvd_stream *, kvd_err *); /* waits for all that was called on it */
@@ -664,6 +705,7 @@ typedef struct kvd_backend_ops {
     kvd_status (*rope)(kvd_stream *, const kvd_rope_args *, kvd_err *);
     kvd_status (*swiglu)(kvd_stream *, const kvd_swiglu_args *, kvd_err *);
     kvd_status (*kv_append)(kvd_stream *, const kvd_kv_append_args *, kvd_err *);
+    kvd_status (*qkv_finish)(kvd_stream *, const kvd_qkv_finish_args *, kvd_err *);
     kvd_status (*attn)(kvd_stream *, const kvd_attn_args *, kvd_err *);
     kvd_status (*index_build)(kvd_stream *, const kvd_index_build_args *, kvd_err *);
     kvd_status (*zone_build)(kvd_stream *, const kvd_zone_build_args *, kvd_err *);
@@ -677,6 +719,7 @@ typedef struct kvd_backend_ops {
     kvd_status (*record_copy)(kvd_stream *, const kvd_record_copy_args *, kvd_err *);
     kvd_status (*record_pack)(kvd_stream *, const kvd_record_pack_args *, kvd_err *);
     kvd_status (*record_unpack)(kvd_stream *, const kvd_record_unpack_args *, kvd_err *);
+    kvd_status (*best)(kvd_stream *, const kvd_best_args *, kvd_err *);
 } kvd_backend_ops;
 
 /* Every backend object begins with this. */
@@ -738,6 +781,38 @@ static inline kvd_weight kvd_weight_rows(kvd_weight w, uint32_t first, uint32_t 
     v.data  = (const uint8_t *)w.data + (uint64_t)first * w.row_bytes;
     v.n_row = n;
     return v;
+}
+
+/* A product's norm and its swiglu as ops of their own, for a backend that runs them so. */
+static inline kvd_rms_norm_args kvd_matmul_norm(const kvd_matmul_args *a)
+{
+    kvd_rms_norm_args n = { 0 };
+
+    n.n_row      = a->n_token;
+    n.n_col      = a->n_col;
+    n.x_stride   = a->x_stride;
+    n.out_stride = a->n_col;
+    n.x          = a->x;
+    n.w          = a->norm;
+    n.out        = a->xn;
+    n.eps        = a->norm_eps;
+    return n;
+}
+static inline kvd_swiglu_args kvd_matmul_swiglu(const kvd_matmul_args *a)
+{
+    const kvd_matmul_out *gate = &a->out[0], *up = &a->out[1];
+    kvd_swiglu_args       s = { 0 };
+
+    kvd_assert(a->n_out == 2 && gate->w.n_row == up->w.n_row && !gate->add && !up->add);
+    s.n_token     = a->n_token;
+    s.n_col       = gate->w.n_row;
+    s.gate_stride = gate->y_stride;
+    s.up_stride   = up->y_stride;
+    s.out_stride  = gate->y_stride;
+    s.gate        = gate->y;
+    s.up          = up->y;
+    s.out         = gate->y;
+    return s;
 }
 
 #ifdef __cplusplus

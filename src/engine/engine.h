@@ -84,20 +84,21 @@ typedef struct engine_buffers {
     bool     unified;
     uint64_t listed_at, listed_bytes, mirror_at; /* in shared; and where in mem its copy lies */
 
-    float *x, *xn, *q, *k, *v, *att, *gate, *up; /* [n_batch] rows */
+    float *x, *xn, *q, *k, *v, *att, *gate, *up; /* [n_row] rows */
     float *all_x;                                /* [n_all] rows between layers */
-    float *cos_sin;                              /* [max(n_batch, n_all)][n_rot] */
+    float *cos_sin;                              /* [max(n_row, n_all)][n_rot] */
     float *out;                                  /* [n_logits][n_vocab] */
 
-    float      *cos_sin_host; /* the same; cos_sin itself where memory is unified, as is logits */
-    float      *logits;       /* [n_logits][n_vocab] */
-    int32_t    *token;        /* [max(n_batch, n_all)] */
-    kvd_kv_seq *part;         /* [n_batch] contiguous rows per sequence */
-    kvd_kv_seq *out_part;     /* [n_batch] rows that want logits as parts, for the last layer */
-    kvd_kv_seq *view_part;    /* [2][n_batch] part, out_part over a layer that was brought up */
-    kvd_kv_seq *all_part;     /* [n_all / n_batch + 2] batches of a prompt, then its last row */
-    uint32_t   *sparse_row;   /* [n_seq] rows that attend sparsely */
-    uint64_t   *row_from, *row_to; /* [2][n_batch] offsets of rows that move: of x, of q or att */
+    float *cos_sin_host;       /* the same; cos_sin itself where memory is unified, as is logits */
+    float *logits;             /* [n_logits][n_vocab] */
+    kvd_best_item *best;       /* [n_logits][KVD_BEST_MAX] */
+    int32_t       *token;      /* [max(n_row, n_all)] */
+    kvd_kv_seq    *part;       /* [n_batch] contiguous rows per sequence */
+    kvd_kv_seq    *out_part;   /* [n_batch] rows that want logits as parts, for the last layer */
+    kvd_kv_seq    *view_part;  /* [2][n_batch] part, out_part over a layer that was brought up */
+    kvd_kv_seq    *all_part;   /* [n_all / n_row + 2] batches of a prompt, then its last row */
+    uint32_t      *sparse_row; /* [n_seq] rows that attend sparsely */
+    uint64_t *row_from, *row_to; /* [2][n_batch] offsets of rows that move: of x, of q or att */
 } engine_buffers;
 
 /* What one sequence has beside its KV. */
@@ -122,6 +123,7 @@ typedef struct engine_trials {
 struct kvd_session {
     kvd_model         *model;
     kvd_session_params params; /* complete: no zeros left but kv_device and kv_host */
+    uint32_t           n_row;  /* of a prompt in one batch; at least params.n_batch */
     engine_attention   attention;
     float         *caps;   /* [n_layer][n_kv_head] where attention.params.caps points, if it does */
     bool           sparse; /* whether sequences can be sparse at all */
@@ -144,14 +146,17 @@ struct kvd_session {
     uint32_t *seq_rows; /* [n_seq] rows of each sequence in the batch */
     uint32_t *seq_new;  /* [n_seq] the same, kept while sequences are made current */
 
-    kvd_graph **graph;      /* [2][n_seq] recorded steps by number of rows, dense and sparse;
-                               NULL: the backend has none */
+    kvd_graph **graph;      /* [2][3][n_seq] recorded steps: dense and sparse, by what rows keep
+                               of their logits, by number of rows; NULL: the backend has none */
     uint32_t graph_reserve; /* model->n_reserve when they were recorded */
 
     engine_trials *trials; /* [n_seq] by number of rows; NULL: sizes are not tried */
     uint64_t       trial_ns, trial_refill;
 
+    uint32_t best;        /* of the batch under way or the last: what its rows keep, 1 or
+                             KVD_BEST_MAX of their logits; 0: all */
     uint32_t    n_logits; /* valid rows in buf.logits */
+    uint32_t    n_picks;  /* valid rows in buf.best */
     atomic_bool cancel;
     kvd_stats   stats;
 
@@ -173,10 +178,10 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
 kvd_status engine_fit(const kvd_model *m, const kvd_session_params *p,
                       const kvd_backend_limits *lim, kv_params *kv, kv_sizes *out, kvd_err *err);
 /* engine_buffers.c */
-void       engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, bool resident,
-                                uint64_t *device, uint64_t *shared);
+void       engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, uint32_t n_row,
+                                bool resident, uint64_t *device, uint64_t *shared);
 kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,
-                               bool resident, kvd_err *err);
+                               uint32_t n_row, bool resident, kvd_err *err);
 void       engine_buffers_close(engine_buffers *b, kvd_backend *be);
 /* Where ops read part, token or sparse_row, as of the upload; other lists are read where they are.
  */
@@ -217,16 +222,18 @@ void       engine_trace_close(kvd_session *s);
 /* engine_pipeline.c: the batch laid out in s->part and s->buf.token goes through all layers; KV has
  * been reserved.  Fills buf.logits for the n_out wanted rows.  Commits nothing. */
 kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err);
-/* Its pieces: the session's buffers as a run of n_token rows; K and V stored; exact attention. */
-model_run  engine_run_of(kvd_session *s, uint32_t n_token);
-kvd_status engine_append(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
-                         const kvd_kv_seq *part, uint32_t n_part, kvd_err *err);
-kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
-                       const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
-                       kvd_err *err);
+/* Its pieces: the session's buffers as a run of n_token rows; where its K and V are stored; exact
+ * attention. */
+model_run          engine_run_of(kvd_session *s, uint32_t n_token);
+kvd_kv_append_args engine_store_of(const kvd_session *s, const model_run *r,
+                                   const kvd_kv_layout *layout, const kvd_kv_seq *part,
+                                   uint32_t n_part);
+kvd_status         engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
+                               const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
+                               kvd_err *err);
 
 /* engine_prompt.c: n_token tokens appended to a sequence whose KV is current, one layer after the
- * other, each in batches of n_batch; for stores that are not resident.  Fills logits of the last
+ * other, each in batches of n_row; for stores that are not resident.  Fills logits of the last
  * token.  On failure the store holds what it held.  fn as in kvd_prefill(). */
 kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
                              kvd_progress_fn fn, void *ctx, kvd_err *err);
@@ -280,5 +287,8 @@ kvd_status engine_sampler_open(kvd_sampler **out, uint32_t n_vocab, const kvd_sa
 void       engine_sampler_close(kvd_sampler *sm);
 void       engine_sampler_accept(kvd_sampler *sm, int32_t token);
 int32_t    engine_sampler_sample(kvd_sampler *sm, const float *logits);
+/* How many of the best logits decide; 0: all do.  choose: the same token from n of them. */
+uint32_t engine_sampler_n_best(const kvd_sampler *sm);
+int32_t  engine_sampler_choose(kvd_sampler *sm, const kvd_best_item *best, uint32_t n);
 
 #endif

@@ -11,34 +11,30 @@ typedef struct buffer_part {
     bool     shared;
 } buffer_part;
 
-static uint64_t rows_max(const kvd_session_params *p, uint64_t n_all)
-{
-    return kvd_max_u64(p->n_batch, n_all);
-}
-
 /* Lays the buffers out one behind the other in two pieces; b without memory is only measured. */
-static void place(engine_buffers *b, const kvd_model *m, const kvd_session_params *p, bool resident,
-                  uint64_t *device_bytes, uint64_t *shared_bytes)
+static void place(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,
+                  uint32_t n_row, bool resident, uint64_t *device_bytes, uint64_t *shared_bytes)
 {
     const uint64_t       n_all = resident ? 0 : p->n_ctx; /* else no prompt goes layer by layer */
-    const uint64_t       n_max = rows_max(p, n_all), mirror = m->be->unified ? 0 : 1;
+    const uint64_t       n_max = kvd_max_u64(n_row, n_all), mirror = m->be->unified ? 0 : 1;
     const model_hparams *hp   = model_get_hparams(m->net);
     const uint64_t       n_q  = 4ull * hp->n_head * hp->head_dim;
     const uint64_t       n_kv = 4ull * hp->n_kv_head * hp->head_dim;
     const uint64_t       n_x = 4ull * hp->n_embd, n_f = 4ull * hp->n_ff, n_v = 4ull * hp->n_vocab;
-    const uint64_t       n_part = n_all ? n_all / p->n_batch + 2 : 0;
+    const uint64_t       n_part = n_all ? n_all / n_row + 2 : 0;
     const buffer_part    part[] = {
-           { (void **)&b->x, n_x, p->n_batch, false },
-           { (void **)&b->xn, n_x, p->n_batch, false },
-           { (void **)&b->q, n_q, p->n_batch, false },
-           { (void **)&b->k, n_kv, p->n_batch, false },
-           { (void **)&b->v, n_kv, p->n_batch, false },
-           { (void **)&b->att, n_q, p->n_batch, false },
-           { (void **)&b->gate, n_f, p->n_batch, false },
-           { (void **)&b->up, n_f, p->n_batch, false },
+           { (void **)&b->x, n_x, n_row, false },
+           { (void **)&b->xn, n_x, n_row, false },
+           { (void **)&b->q, n_q, n_row, false },
+           { (void **)&b->k, n_kv, n_row, false },
+           { (void **)&b->v, n_kv, n_row, false },
+           { (void **)&b->att, n_q, n_row, false },
+           { (void **)&b->gate, n_f, n_row, false },
+           { (void **)&b->up, n_f, n_row, false },
            { (void **)&b->all_x, n_x, n_all, false },
            { (void **)&b->out, n_v, mirror * p->n_logits, false },
            { (void **)&b->logits, n_v, p->n_logits, true },
+           { (void **)&b->best, KVD_BEST_MAX * sizeof(*b->best), p->n_logits, true },
            { (void **)&b->out_part, sizeof(*b->out_part), p->n_batch, true },
            { (void **)&b->view_part, 2 * sizeof(*b->view_part), p->n_batch, true },
            { (void **)&b->all_part, sizeof(*b->all_part), n_part, true },
@@ -67,24 +63,24 @@ static void place(engine_buffers *b, const kvd_model *m, const kvd_session_param
     *shared_bytes   = off[1];
 }
 
-void engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, bool resident,
-                          uint64_t *device, uint64_t *shared)
+void engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, uint32_t n_row,
+                          bool resident, uint64_t *device, uint64_t *shared)
 {
     engine_buffers b = { 0 };
 
-    place(&b, m, p, resident, device, shared);
+    place(&b, m, p, n_row, resident, device, shared);
 }
 
 kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,
-                               bool resident, kvd_err *err)
+                               uint32_t n_row, bool resident, kvd_err *err)
 {
     uint64_t device, shared;
 
     *b = (engine_buffers){ .unified = m->be->unified };
-    place(b, m, p, resident, &device, &shared);
+    place(b, m, p, n_row, resident, &device, &shared);
     KVD_TRY(m->be->ops->mem_alloc(m->be, KVD_MEM_DEVICE, device, &b->mem, err));
     KVD_TRY(m->be->ops->mem_alloc(m->be, KVD_MEM_PINNED, shared, &b->shared, err));
-    place(b, m, p, resident, &device, &shared);
+    place(b, m, p, n_row, resident, &device, &shared);
     b->cos_sin = engine_dev(b, b->cos_sin_host);
     if (b->unified)
         b->out = b->logits;

@@ -26,9 +26,10 @@ typedef struct work {
     uint32_t        only_seq;
     const uint8_t  *want; /* [n_token], or NULL: the last one if want_last */
     bool            want_last;
-    bool            exact; /* a prompt, or what was one */
-    bool            more;  /* of the same prompt follows: its blocks are sealed together */
-    uint32_t final_len;    /* what only_seq grows to in the end; 0: to what this batch makes it */
+    bool            exact;  /* a prompt, or what was one */
+    bool            more;   /* of the same prompt follows: its blocks are sealed together */
+    uint32_t        n_best; /* that wanted rows keep of their logits; 0: all */
+    uint32_t final_len;     /* what only_seq grows to in the end; 0: to what this batch makes it */
 } work;
 
 static uint32_t work_seq(const work *w, uint32_t i)
@@ -44,11 +45,12 @@ static bool work_wants(const work *w, uint32_t i)
 static kvd_status check_work(const kvd_session *s, const work *w, kvd_err *err)
 {
     const uint32_t n_vocab = model_get_hparams(s->model->net)->n_vocab;
+    const uint32_t most    = w->exact ? s->n_row : s->params.n_batch;
     uint32_t       n_want  = 0;
 
-    if (w->n_token == 0 || w->n_token > s->params.n_batch || !w->token)
+    if (w->n_token == 0 || w->n_token > most || !w->token)
         return kvd_fail(err, KVD_E_INVAL, 0, "batch of %u tokens: expected 1 to %u (-b)",
-                        w->n_token, s->params.n_batch);
+                        w->n_token, most);
     for (uint32_t i = 0; i < w->n_token; i++) {
         if (w->token[i] < 0 || (uint32_t)w->token[i] >= n_vocab)
             return kvd_fail(err, KVD_E_INVAL, 0,
@@ -59,6 +61,9 @@ static kvd_status check_work(const kvd_session *s, const work *w, kvd_err *err)
                             i, work_seq(w, i), s->params.n_seq);
         n_want += work_wants(w, i);
     }
+    if (w->n_best > KVD_BEST_MAX)
+        return kvd_fail(err, KVD_E_INVAL, 0, "the best %u logits asked for: at most %u", w->n_best,
+                        KVD_BEST_MAX);
     if (n_want > s->params.n_logits)
         return kvd_fail(err, KVD_E_INVAL, 0, "logits of %u tokens asked for, the session keeps %u",
                         n_want, s->params.n_logits);
@@ -181,7 +186,8 @@ static kvd_status run_work(kvd_session *s, const work *w, kvd_err *err)
     const uint64_t t0 = kvd_now_ns();
     kvd_status     st = KVD_OK;
 
-    s->n_logits = 0;
+    s->n_logits = s->n_picks = 0;
+    s->best = w->n_best > 1 ? KVD_BEST_MAX : w->n_best; /* few kinds: each is a recorded step */
     lay_out(s, w);
     for (uint32_t i = 0; i < s->n_part && st == KVD_OK; i++)
         st = kv_seq_reserve(s->kv, s->part_seq[i], s->buf.part[i].n_row, err);
@@ -196,7 +202,7 @@ static kvd_status run_work(kvd_session *s, const work *w, kvd_err *err)
     for (uint32_t i = 0; i < s->n_sparse; i++)
         engine_attention_watch(s, s->sparse_seq[i]);
     kv_poll(s->kv);
-    s->n_logits = s->n_out;
+    *(s->best ? &s->n_picks : &s->n_logits) = s->n_out;
     count_time(s, w->n_token, t0, kvd_now_ns());
     return KVD_OK;
 }
@@ -318,7 +324,8 @@ kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
                      .token     = b->token,
                      .seq       = b->seq,
                      .want      = b->want_logits,
-                     .want_last = true };
+                     .want_last = true,
+                     .n_best    = b->n_best };
 
     return eval_work(s, &w, err);
 }
@@ -330,7 +337,7 @@ static kvd_status prefill_batches(kvd_session *s, uint32_t seq, const int32_t *t
     const uint32_t final_len = s->seq[seq].n_token + n_token;
 
     for (uint32_t done = 0; done < n_token;) {
-        const uint32_t n = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
+        const uint32_t n = (uint32_t)kvd_min_u64(n_token - done, s->n_row);
         const work     w = { .n_token   = n,
                              .token     = token + done,
                              .only_seq  = seq,
@@ -365,7 +372,8 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
                             "token %u of the prompt has id %d, the vocabulary %u", i, token[i],
                             n_vocab);
     }
-    s->n_logits = 0;
+    s->n_logits = s->n_picks = 0;
+    s->best                  = 0;
     memcpy(q->token + q->n_token, token, n_token * sizeof(*token)); /* names what is stored */
     for (;;) {
         st = make_current(s, seq, q->n_token + n_token, err);

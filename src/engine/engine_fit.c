@@ -13,7 +13,7 @@ static uint64_t fixed_bytes(const kvd_model *m, const kvd_session_params *p,
 {
     uint64_t device, shared;
 
-    engine_buffers_bytes(m, p, resident, &device, &shared);
+    engine_buffers_bytes(m, p, lim->n_token, resident, &device, &shared);
     return device + m->be->ops->reserve_bytes(m->be, lim);
 }
 

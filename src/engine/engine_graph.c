@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine_graph.c - decode steps that are recorded once and run again, where the backend can: one
- * graph per number of rows, sparse and dense.  What changes from step to step lies in memory that
- * ops read (engine_buffers.c, kv_step_begin()), so a recorded step fits all that follow.
+ * graph per number of rows and per what rows keep of their logits, sparse and dense.  What changes
+ * from step to step lies in memory that ops read (engine_buffers.c, kv_step_begin()), so a recorded
+ * step fits all that follow.
  *
  * A step qualifies when every row is the one new token of its sequence, wants its logits, and
  * attends like the others, without the host in between.  A step that cannot be recorded runs as it
@@ -10,17 +11,31 @@
  * Owns: the session's graphs.  Thread: the session's. */
 #include "engine/engine.h"
 
+#define N_KEPT 3u /* all logits, the best, KVD_BEST_MAX of them */
+
+static uint32_t n_graph(const kvd_session *s)
+{
+    return 2 * N_KEPT * s->params.n_seq;
+}
+
+static kvd_graph **graph_of(const kvd_session *s, uint32_t n_token)
+{
+    const uint32_t kept = s->best == 0 ? 0 : s->best == 1 ? 1 : 2;
+
+    return &s->graph[((s->n_sparse ? N_KEPT : 0) + kept) * s->params.n_seq + n_token - 1];
+}
+
 kvd_status engine_graphs_open(kvd_session *s, kvd_err *err)
 {
     if (s->model->be->unified)
         return KVD_OK;
-    s->graph = kvd_calloc(2 * (size_t)s->params.n_seq, sizeof(*s->graph));
+    s->graph = kvd_calloc(n_graph(s), sizeof(*s->graph));
     return s->graph ? KVD_OK : kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its graphs");
 }
 
 void engine_graphs_drop(kvd_session *s)
 {
-    for (uint32_t i = 0; s->graph && i < 2 * s->params.n_seq; i++) {
+    for (uint32_t i = 0; s->graph && i < n_graph(s); i++) {
         s->model->be->ops->graph_close(s->graph[i]);
         s->graph[i] = NULL;
     }
@@ -29,12 +44,12 @@ void engine_graphs_drop(kvd_session *s)
 
 void engine_graph_forget(kvd_session *s, uint32_t n_row)
 {
-    kvd_graph **g = s->graph ? &s->graph[s->params.n_seq + n_row - 1] : NULL;
+    for (uint32_t i = N_KEPT; s->graph && i < 2 * N_KEPT; i++) {
+        kvd_graph **g = &s->graph[(size_t)i * s->params.n_seq + n_row - 1];
 
-    if (!g)
-        return;
-    s->model->be->ops->graph_close(*g);
-    *g = NULL;
+        s->model->be->ops->graph_close(*g);
+        *g = NULL;
+    }
 }
 
 void engine_graphs_close(kvd_session *s)
@@ -80,7 +95,7 @@ static kvd_status record(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn,
 
 kvd_status engine_graph_step(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn, kvd_err *err)
 {
-    kvd_graph **g   = &s->graph[(s->n_sparse ? s->params.n_seq : 0) + n_token - 1];
+    kvd_graph **g   = graph_of(s, n_token);
     kvd_err     why = { 0 };
     kvd_status  st;
 

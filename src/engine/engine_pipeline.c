@@ -53,10 +53,11 @@ static uint32_t count_rows(const kvd_kv_seq *part, uint32_t n_part)
     return n;
 }
 
-kvd_status engine_append(const kvd_session *s, const model_run *r, const kvd_kv_layout *layout,
-                         const kvd_kv_seq *part, uint32_t n_part, kvd_err *err)
+kvd_kv_append_args engine_store_of(const kvd_session *s, const model_run *r,
+                                   const kvd_kv_layout *layout, const kvd_kv_seq *part,
+                                   uint32_t n_part)
 {
-    const kvd_kv_append_args a = {
+    return (kvd_kv_append_args){
         .n_seq    = n_part,
         .n_token  = count_rows(part, n_part),
         .seq      = engine_dev(&s->buf, part),
@@ -66,8 +67,6 @@ kvd_status engine_append(const kvd_session *s, const model_run *r, const kvd_kv_
         .k        = r->k,
         .v        = r->v,
     };
-
-    return r->ops->kv_append(r->stream, &a, err);
 }
 
 /* Of the main stream's time, in a trace. */
@@ -289,16 +288,16 @@ static kvd_status attend_last(kvd_session *s, uint32_t layer, model_run *r, kvd_
 
 static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run *r, kvd_err *err)
 {
-    const model        *net     = s->model->net;
-    const kvd_kv_layout layout  = kv_layout(s->kv, layer);
-    const uint32_t      n_token = r->n_token;
-    const uint64_t      t0      = kvd_trace_now(s->trace);
-    uint64_t            t1;
-    uint32_t            span;
+    const model             *net     = s->model->net;
+    const kvd_kv_layout      layout  = kv_layout(s->kv, layer);
+    const kvd_kv_append_args store   = engine_store_of(s, r, &layout, s->buf.part, s->n_part);
+    const uint32_t           n_token = r->n_token;
+    const uint64_t           t0      = kvd_trace_now(s->trace);
+    uint64_t                 t1;
+    uint32_t                 span;
 
     KVD_TRY(begin_span(s, r, KVD_TRACE_QKV, layer, &span, err));
-    KVD_TRY(model_qkv(net, layer, r, err));
-    KVD_TRY(engine_append(s, r, &layout, s->buf.part, s->n_part, err));
+    KVD_TRY(model_qkv(net, layer, r, &store, err));
     KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
     KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));
@@ -324,6 +323,21 @@ static kvd_status run_layers(kvd_session *s, model_run *r, kvd_err *err)
     return KVD_OK;
 }
 
+/* The best of each wanted row, straight into memory that the host reads. */
+static kvd_status pick_best(kvd_session *s, const model_run *r, kvd_err *err)
+{
+    const uint32_t      n_vocab = model_get_hparams(s->model->net)->n_vocab;
+    const kvd_best_args a       = { .n_row      = s->n_out,
+                                    .n_col      = n_vocab,
+                                    .k          = s->best,
+                                    .x_stride   = n_vocab,
+                                    .out_stride = KVD_BEST_MAX,
+                                    .x          = s->buf.out,
+                                    .out        = s->buf.best };
+
+    return r->ops->best(r->stream, &a, err);
+}
+
 static kvd_status run_logits(kvd_session *s, const model_run *r, kvd_err *err)
 {
     const uint64_t t0 = kvd_trace_now(s->trace);
@@ -331,8 +345,8 @@ static kvd_status run_logits(kvd_session *s, const model_run *r, kvd_err *err)
 
     KVD_TRY(begin_span(s, r, KVD_TRACE_LOGITS, KVD_TRACE_NOWHERE, &span, err));
     KVD_TRY(model_logits(s->model->net, r, s->buf.out, err));
+    KVD_TRY(s->best ? pick_best(s, r, err) : engine_buffers_download(s, s->n_out, err));
     KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
-    KVD_TRY(engine_buffers_download(s, s->n_out, err));
     kvd_trace_add(s->trace, KVD_TRACE_LOGITS, t0, kvd_trace_now(s->trace), KVD_TRACE_NOWHERE,
                   s->n_out);
     return KVD_OK;

@@ -35,7 +35,7 @@ static model_run rows_of(const prompt *p, uint32_t first, uint32_t n)
 
 static uint32_t batch_rows(const prompt *p, uint32_t first)
 {
-    return (uint32_t)kvd_min_u64(p->n_token - first, p->s->params.n_batch);
+    return (uint32_t)kvd_min_u64(p->n_token - first, p->s->n_row);
 }
 
 static kvd_status embed(const prompt *p, kvd_err *err)
@@ -82,7 +82,7 @@ static void list_parts(const prompt *p)
 
 static const kvd_kv_seq *part_at(const prompt *p, uint32_t first)
 {
-    return p->s->buf.all_part + kvd_div_up(first, p->s->params.n_batch);
+    return p->s->buf.all_part + kvd_div_up(first, p->s->n_row);
 }
 
 /* In the last layer only the last token's row goes on. */
@@ -102,15 +102,16 @@ static kvd_status finish_last(const prompt *p, uint32_t layer, model_run *r, uin
 
 static kvd_status run_batch(const prompt *p, uint32_t layer, uint32_t first, kvd_err *err)
 {
-    const model      *net  = p->s->model->net;
-    const uint32_t    n    = batch_rows(p, first);
-    const bool        last = layer + 1 == model_get_hparams(net)->n_layer;
-    const kvd_kv_seq *part = part_at(p, first);
-    model_run         r    = rows_of(p, first, n);
-    const uint64_t    t0   = kvd_trace_now(p->s->trace);
+    const model             *net   = p->s->model->net;
+    const uint32_t           n     = batch_rows(p, first);
+    const bool               last  = layer + 1 == model_get_hparams(net)->n_layer;
+    const kvd_kv_seq        *part  = part_at(p, first);
+    model_run                r     = rows_of(p, first, n);
+    const kvd_kv_append_args store = engine_store_of(p->s, &r, &p->layout, part, 1);
+    const uint64_t           t0    = kvd_trace_now(p->s->trace);
 
-    KVD_TRY(model_qkv(net, layer, &r, err));
-    KVD_TRY(engine_append(p->s, &r, &p->layout, part, 1, err));
+    KVD_TRY(model_qkv(net, layer, &r, &store, err));
+    KVD_TRY(kv_prompt_written(p->s->kv, p->s->model->stream, layer, first + n, err));
     kvd_trace_add(p->s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(p->s->trace), layer, n);
     if (last)
         return first + n < p->n_token ? KVD_OK : finish_last(p, layer, &r, n, err);
@@ -148,7 +149,7 @@ static kv_prompt_query last_queries(const prompt *p)
 {
     const model_hparams *hp   = model_get_hparams(p->s->model->net);
     const uint64_t       row  = (uint64_t)hp->n_head * hp->head_dim;
-    const uint32_t       last = (p->n_token - 1) % p->s->params.n_batch;
+    const uint32_t       last = (p->n_token - 1) % p->s->n_row;
     const uint32_t       n    = (uint32_t)kvd_min_u64(last, PLACE_TOKENS - 1) / PLACE_EVERY + 1;
 
     return (kv_prompt_query){ .n_row    = n,

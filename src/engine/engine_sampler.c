@@ -5,6 +5,8 @@
  * the logits at temperature 1, then the temperature on what is left - the order llama.cpp's users
  * know.  All memory is taken at open.
  *
+ * Without biases and penalties the largest logits are enough, one or top_k of them.
+ *
  * The history is a ring of the last penalty_last_n tokens with a count per token beside it, so that
  * accepting costs O(1) and penalties two walks over the ring. */
 #include <float.h>
@@ -120,12 +122,15 @@ static void penalise_token(kvd_sampler *sm, int32_t id, uint32_t n)
     *l -= (float)n * p->frequency_penalty + p->presence_penalty;
 }
 
+static bool penalises(const kvd_sampler_params *p)
+{
+    return p->repeat_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
+}
+
 /* Each token of the ring once: its count is set aside while the ring is walked. */
 static void penalise(kvd_sampler *sm)
 {
-    const kvd_sampler_params *p = &sm->p;
-
-    if (p->repeat_penalty == 1.0f && p->presence_penalty == 0.0f && p->frequency_penalty == 0.0f)
+    if (!penalises(&sm->p))
         return;
     for (uint32_t i = 0; i < sm->ring_len; i++) {
         const int32_t id = sm->ring[i];
@@ -249,6 +254,33 @@ static int32_t draw(kvd_sampler *sm, uint32_t n)
             break;
     }
     return c[i].id;
+}
+
+uint32_t engine_sampler_n_best(const kvd_sampler *sm)
+{
+    const kvd_sampler_params *p = &sm->p;
+
+    if (p->n_bias || penalises(p))
+        return 0;
+    if (p->temperature <= 0.0f)
+        return 1;
+    return p->top_k > 0 && (uint32_t)p->top_k <= KVD_BEST_MAX ? (uint32_t)p->top_k : 0;
+}
+
+int32_t engine_sampler_choose(kvd_sampler *sm, const kvd_best_item *best, uint32_t n)
+{
+    uint32_t k  = 0;
+    int32_t  id = n > 0 && best[0].at >= 0 ? best[0].at : (int32_t)sm->n_vocab - 1; /* as argmax */
+
+    if (sm->p.temperature > 0.0f) {
+        for (; k < n && k < (uint32_t)sm->p.top_k && best[k].at >= 0 && best[k].value > -FLT_MAX;
+             k++)
+            sm->cand[k] = (candidate){ .logit = best[k].value, .id = best[k].at };
+        if (k)
+            id = draw(sm, cut_tail(sm, k));
+    }
+    engine_sampler_accept(sm, id);
+    return id;
 }
 
 int32_t engine_sampler_sample(kvd_sampler *sm, const float *logits)

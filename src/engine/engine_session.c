@@ -12,6 +12,8 @@
 
 #define N_BATCH_DEFAULT 512u
 #define N_BATCH_MAX     16384u
+#define N_ROW_DEFAULT   4096u        /* of a prompt on a device with memory of its own, */
+#define ROW_BYTES       (1ull << 30) /* unless its activations take more than this */
 #define N_SEQ_MAX       4096u
 #define DISK_LAG_MAX    64u
 #define SINK_NONE       UINT32_MAX
@@ -95,6 +97,7 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
 /* A session's parameters made complete, and what follows from them. */
 typedef struct session_shape {
     kvd_session_params p;
+    uint32_t           n_row; /* of a prompt that go through a layer together, at least n_batch */
     engine_attention   attention;
     kv_params          kv;
     uint32_t          *lane_tokens; /* kv.lane_tokens, or NULL; owned */
@@ -174,6 +177,21 @@ static kvd_status shape_lanes(session_shape *sh, kvd_err *err)
     return KVD_OK;
 }
 
+/* Rows of a prompt that go through a layer together: a GPU wants thousands. */
+static uint32_t prompt_rows(const kvd_model *m, const kvd_session_params *in,
+                            const kvd_session_params *p)
+{
+    const model_hparams *hp = model_get_hparams(m->net);
+    const uint64_t floats   = 2ull * (hp->n_embd + hp->n_ff + (uint64_t)hp->n_head * hp->head_dim) +
+                            2ull * hp->n_kv_head * hp->head_dim;
+    const uint64_t rows = kvd_min_u64(kvd_min_u64(N_ROW_DEFAULT, p->n_ctx),
+                                      ROW_BYTES / (4 * floats) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
+
+    if (in->n_batch != 0 || m->be->unified)
+        return p->n_batch;
+    return (uint32_t)kvd_max_u64(rows, p->n_batch);
+}
+
 /* The caller frees lane_tokens when it has succeeded. */
 static kvd_status shape_of(const kvd_model *m, const kvd_session_params *in, session_shape *sh,
                            kvd_err *err)
@@ -181,6 +199,7 @@ static kvd_status shape_of(const kvd_model *m, const kvd_session_params *in, ses
     static const kvd_attention_params defaults = KVD_ATTENTION_PARAMS_INIT;
 
     KVD_TRY(complete_params(m, in, &sh->p, err));
+    sh->n_row = prompt_rows(m, in, &sh->p);
     KVD_TRY(engine_attention_complete(in->attention ? in->attention : &defaults, &sh->p,
                                       model_get_hparams(m->net), &sh->attention, err));
     sh->p.attention = NULL; /* borrowed for the call */
@@ -194,7 +213,7 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
     const model_hparams      *hp = model_get_hparams(m->net);
     const kvd_session_params *p  = &sh->p;
 
-    return (kvd_backend_limits){ .n_token = p->n_batch,
+    return (kvd_backend_limits){ .n_token = sh->n_row,
                                  .n_seq   = p->n_batch, /* wanted rows can be parts of their own */
                                  .n_col   = model_max_cols(m->net),
                                  .n_head  = hp->n_head,
@@ -204,7 +223,8 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
                                  .n_chunk   = sh->kv.sparse
                                                   ? (uint32_t)kvd_div_up(p->n_ctx, p->chunk_tokens)
                                                   : 0,
-                                 .n_slot    = sh->kv.window_tokens / p->chunk_tokens };
+                                 .n_slot    = sh->kv.window_tokens / p->chunk_tokens,
+                                 .n_vocab   = hp->n_vocab };
 }
 
 static uint64_t session_host_bytes(const kvd_model *m, const kvd_session_params *p)
@@ -273,7 +293,7 @@ static kvd_status fill_plan(const kvd_model *m, session_shape *sh, kvd_plan *out
     uint64_t                  buffers, shared;
 
     KVD_TRY(engine_fit(m, p, &lim, &sh->kv, &kv, err));
-    engine_buffers_bytes(m, p, kv.resident, &buffers, &shared);
+    engine_buffers_bytes(m, p, sh->n_row, kv.resident, &buffers, &shared);
     plan_tiers(&kv, sh, out);
     out->weight_bytes  = gguf_mapped_bytes(m->file);
     out->scratch_bytes = buffers + shared + scratch;
@@ -362,7 +382,7 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
     if (s->cached)
         KVD_TRY(engine_fingerprint(m, &sh->kv, sh->kv.fingerprint, err));
     KVD_TRY(kv_store_open(&s->kv, m->be, &sh->kv, err));
-    return engine_buffers_open(&s->buf, m, &s->params, plan->kv_resident, err);
+    return engine_buffers_open(&s->buf, m, &s->params, s->n_row, plan->kv_resident, err);
 }
 
 static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh, kvd_err *err)
@@ -379,6 +399,7 @@ static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh,
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory");
     s->model               = m;
     s->params              = *p;
+    s->n_row               = sh->n_row;
     s->params.host_records = NULL; /* borrowed for the call */
     s->sparse              = sh->kv.window_tokens > 0;
     s->zone                = sh->kv.zone_tokens;

@@ -48,15 +48,17 @@ static kvd_status fill_layer(synth *y, uint32_t layer, const kvd_kv_layout *layo
         y->walk[i] = 0.0f;
     }
     for (uint32_t done = 0; done < n_token;) {
-        const uint32_t   n    = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
-        const kvd_kv_seq part = { .n_row = n, .n_past = n_past + done, .block = block };
-        model_run        r    = engine_run_of(s, n);
+        const uint32_t     n    = (uint32_t)kvd_min_u64(n_token - done, s->params.n_batch);
+        const kvd_kv_seq   part = { .n_row = n, .n_past = n_past + done, .block = block };
+        model_run          r    = engine_run_of(s, n);
+        kvd_kv_append_args store;
 
         fill_rows(y, n);
         r.k                = y->k;
         r.v                = y->v;
         s->buf.out_part[0] = part; /* which is read where it is */
-        KVD_TRY(engine_append(s, &r, layout, s->buf.out_part, 1, err));
+        store              = engine_store_of(s, &r, layout, s->buf.out_part, 1);
+        KVD_TRY(r.ops->kv_append(r.stream, &store, err));
         KVD_TRY(r.ops->stream_sync(r.stream, err)); /* before rows are made anew */
         done += n;
     }

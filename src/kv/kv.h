@@ -182,11 +182,15 @@ void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep)
 /* A prompt that goes through the layers one by one, where not everything is resident: its K and V
  * of one layer lie on the stage, in place for exact attention, until the layer is done; then they
  * are indexed and move down.  In place of reserve, commit and seal: begin; per layer, in order,
- * open, the kernels' work, close; end or abort.  One prompt at a time, and nothing else in between.
+ * open, the kernels' work with written after what stores K and V, close; end or abort.  One prompt
+ * at a time, and nothing else in between.
  */
 kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err);
 kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_layout *layout,
                           const uint64_t **block, kvd_err *err);
+/* K and V of the first n_token new tokens are stored, as far as the stream has come. */
+kvd_status kv_prompt_written(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t n_token,
+                             kvd_err *err);
 /* The layer's queries of some of the prompt's last tokens, after RoPE; n_row 0: none are known. */
 typedef struct kv_prompt_query {
     uint32_t     n_row;

@@ -4,7 +4,7 @@
  * kv_plan.c     sizes
  * kv_store.c    open, blocks: who has which
  * kv_seal.c     raw blocks to records and back
- * kv_prompt.c   a prompt that goes through the layers one by one
+ * kv_prompt.c   a prompt that goes through the layers one by one; kv_leave.c: what leaves meanwhile
  * kv_pack.c     records in the form of lower tiers
  * kv_step.c     select, fetch, attend
  * kv_alone.c    the same without the host in between
@@ -76,13 +76,14 @@ typedef struct kv_step {
     uint32_t          *sel, *fetch, *into, *stay;           /* [n_seq][n_kv_head][slots_max] */
     uint64_t          *sink;                                /* [n_seq][n_kv_head][sinks] records */
     uint64_t          *near, *urgent; /* [n_seq][n_kv_head][slots_max] records */
-    kv_copies          list[2];       /* records to copy; late ones apart */
+    kv_copies          list[2];       /* records to copy; what nobody waits for apart */
     uint64_t          *pack;          /* [3][n_kv_head] lanes to pack: from, parameters, to */
 } kv_step;
 
 typedef struct kv_prompt {
     uint32_t        seq, n_new;
     uint32_t        first, end; /* blocks that become sealed */
+    uint32_t        left;       /* of them and the layer under way, up to here on their way down */
     kv_prompt_query last;       /* of the layer that is closing */
 } kv_prompt;
 
@@ -144,6 +145,8 @@ struct kv_store {
     uint64_t *stage_block; /* [blocks_max] */
     kv_prompt prompt;      /* under way, or n_new 0 */
 
+    kvd_stream *down; /* beside a prompt, what leaves; NULL: it does not leave early */
+    kvd_event  *written, *left;
     /* device_steps or host_lookup, not resident.  late: what a step does not wait for; urgent: what
      * it waits for, where micro-batches go on meanwhile. */
     kvd_stream *late, *urgent;
@@ -166,6 +169,12 @@ struct kv_store {
 static inline uint64_t kv_lane(const kv_store *s, uint32_t seq, uint32_t layer)
 {
     return ((uint64_t)seq * s->params.n_layer + layer) * s->params.n_kv_head;
+}
+
+/* Where it need not be resident: whether a prompt's records go down beside the work on it. */
+static inline bool kv_leaves_early(const kv_params *p)
+{
+    return p->device_steps && p->record == KVD_RECORD_RAW;
 }
 
 static inline uint64_t kv_n_lane(const kv_params *p)
@@ -359,10 +368,18 @@ kvd_status kv_unpack_run(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lan
 kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                          uint64_t at, kvd_err *err);
 
+/* kv_leave.c.  leave_layer: the stage is written anew behind what leaves.  leave_end: all is down.
+ */
+kvd_status kv_leave_open(kv_store *s, kvd_err *err);
+void       kv_leave_close(kv_store *s);
+kvd_status kv_leave_layer(kv_store *s, kvd_stream *st, kvd_err *err);
+kvd_status kv_leave_end(kv_store *s, kvd_err *err);
+
 /* kv_seal.c (map: host records where there is room for them, if `host`).
  * map, unmap: takes and gives back what sealed block number b holds besides its raw block.
  * index_layer: landmarks of n blocks that lie anywhere.
  * move_down: a layer's lanes of blocks [first, end), at layer_at[b], go to their host records.
+ * send_down: the same for raw records of a prompt on the stage, by the late list.
  * keep_packed: the same for lanes that lie packed already (kv_packed_at()); all have places.
  * seal_layer: blocks [first, end) of a layer, at layer_at[b] (block[] and l say so to kernels), are
  *   indexed, stored and packed.
@@ -375,6 +392,8 @@ kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd
                           const uint64_t *block, const uint64_t *iblock, uint32_t n, kvd_err *err);
 kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
                         uint32_t end, const uint64_t *layer_at, kvd_err *err);
+kvd_status kv_send_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
+                        uint32_t end, kvd_err *err);
 kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                           uint64_t at, kvd_err *err);
 kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,

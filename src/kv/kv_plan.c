@@ -54,14 +54,13 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
                   uint64_t *bytes)
 {
     const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
-    const uint64_t slots  = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
-    const uint64_t index  = p->sparse ? lanes * chunks : 0;
-    const uint64_t seqs   = p->sparse ? p->n_seq : 0;
-    const uint64_t row    = seqs * p->n_kv_head;
+    const uint64_t slots = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
+    const uint64_t index = p->sparse ? lanes * chunks : 0;
+    const uint64_t seqs = p->sparse ? p->n_seq : 0, row = seqs * p->n_kv_head;
     const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
     const uint64_t packed = p->record != KVD_RECORD_RAW;
     const uint64_t copies = resident ? packed * block : kv_copies_max(p);
-    const uint64_t late   = resident ? 0 : step_copies(p);
+    const uint64_t late   = resident ? 0 : kv_leaves_early(p) ? copies : step_copies(p);
     const uint32_t group  = p->n_head / p->n_kv_head;
     const uint64_t zone   = p->zone_tokens ? p->n_seq : 0;
     const uint64_t times  = p->device_steps ? p->n_layer : 1;

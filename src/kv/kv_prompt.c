@@ -59,11 +59,12 @@ kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_la
     const kv_seq    *q  = &s->seq[p->seq];
     const uint64_t   t0 = kvd_trace_now(s->params.trace);
 
+    KVD_TRY(kv_leave_layer(s, st, err));
     KVD_TRY(kv_fill_stage(s, st, layer, p->seq, err));
     for (uint32_t b = p->first; b < kv_blocks_for(q->len); b++)
         KVD_TRY(copy_raw(s, st, layer, b, true, err));
     for (uint32_t b = 0; b < q->n_block; b++)
-        s->stage_block[b] = kv_stage_block(s, b);
+        s->stage_block[b] = kv_stage_block(s, b); /* the same in every layer */
     kvd_trace_add(s->params.trace, KVD_TRACE_STAGE, t0, kvd_trace_now(s->params.trace), layer,
                   q->n_block);
     *layout          = kv_layout(s, layer);
@@ -157,6 +158,7 @@ kvd_status kv_prompt_end(kv_store *s, kvd_err *err)
     kv_seq    *q = &s->seq[p->seq];
 
     kvd_assert(p->n_new > 0);
+    KVD_TRY(kv_leave_end(s, err));
     kv_cache_put_end(s, true);
     KVD_TRY(kv_tier_bind(s, p->seq, p->end, err));
     for (uint32_t b = p->first; b < p->end; b++) {
@@ -180,6 +182,7 @@ void kv_prompt_abort(kv_store *s)
 
     if (p->n_new == 0)
         return;
+    (void)!kv_leave_end(s, NULL); /* places below are given back */
     kv_cache_put_end(s, false);
     for (uint32_t b = p->end; b-- > p->first;)
         kv_unmap_block(s, p->seq, b);

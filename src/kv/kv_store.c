@@ -211,7 +211,9 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     fill_stacks(s);
     place_windows(s, p);
     s->params.lane_tokens = NULL; /* borrowed for the call */
-    st                    = kv_sched_open(s, err);
+    st                    = kv_leave_open(s, err);
+    if (st == KVD_OK)
+        st = kv_sched_open(s, err);
     if (st == KVD_OK)
         st = kv_lookup_open(s, err);
     if (st == KVD_OK)
@@ -258,6 +260,7 @@ void kv_store_close(kv_store *s)
     kv_cache_close(s);
     kv_sched_close(s);
     kv_lookup_close(s);
+    kv_leave_close(s);
     s->be->ops->mem_free(s->be, &s->pool);
     s->be->ops->mem_free(s->be, &s->landmarks);
     for (uint32_t i = 0; i < KV_N_REGION; i++) {

@@ -3,7 +3,8 @@
  *
  * A model knows its file and its mathematics; it does not know sequences, caches or schedules.  The
  * pipeline (engine/) calls the stages in order and puts the cache between qkv and ffn:
- *   model_embed, then per layer { model_qkv, [append, attention], model_ffn }, model_logits.
+ *   model_embed, then per layer { model_qkv, [attention], model_ffn }, model_logits.
+ * Where K and V are stored model_qkv is told in the backend's terms.
  *
  * Weights stay in the file's mapping, or are copied to the device; norms and biases are float.
  * Thread: immutable once opened, any thread. */
@@ -84,8 +85,9 @@ typedef struct model_run {
 } model_run;
 
 kvd_status model_embed(const model *m, const model_run *r, const int32_t *token, kvd_err *err);
-/* x -> q, k, v after bias, head norm and RoPE. */
-kvd_status model_qkv(const model *m, uint32_t layer, const model_run *r, kvd_err *err);
+/* x -> q, k, v after bias, head norm and RoPE; k and v of r are appended as store says. */
+kvd_status model_qkv(const model *m, uint32_t layer, const model_run *r,
+                     const kvd_kv_append_args *store, kvd_err *err);
 /* att -> output projection into x, then the feed-forward part into x. */
 kvd_status model_ffn(const model *m, uint32_t layer, const model_run *r, kvd_err *err);
 /* x -> final norm -> logits [n_token][n_vocab]. */

@@ -77,6 +77,26 @@ static void at_place(gpu_world *w, const at_case *c, at_data *d)
     gpu_up(w, &d->seq);
 }
 
+/* Behind a sequence's last token lies anything, up to its last block's end: here NaN. */
+static void at_spoil(const at_case *c, at_data *d)
+{
+    const kvd_kv_layout *kv  = &d->kv;
+    const uint64_t       row = kv->record_bytes / 2 / kv->chunk_tokens;
+
+    for (uint32_t s = 0; s < c->n_seq; s++) {
+        for (uint32_t t = c->n_past[s] + c->n_row[s]; t % BLOCK != 0; t++) {
+            for (uint32_t h = 0; h < c->n_kv_head; h++) {
+                uint8_t *k = (uint8_t *)kv->pool + d->host[s].block[t / BLOCK] + kv->lane_off +
+                             h * kv->head_stride + t % BLOCK / c->chunk * kv->record_bytes +
+                             t % c->chunk * row;
+
+                memset(k, 0xff, row);
+                memset(k + kv->record_bytes / 2, 0xff, row);
+            }
+        }
+    }
+}
+
 static void at_fill(gpu_world *w, const at_case *c, at_data *d)
 {
     uint8_t       *p    = (uint8_t *)d->pool.host + c->pool_off;
@@ -90,6 +110,7 @@ static void at_fill(gpu_world *w, const at_case *c, at_data *d)
         else
             ((uint16_t *)(void *)p)[i] = kvd_f32_to_bf16(gpu_normal(w));
     }
+    at_spoil(c, d);
     gpu_check(w->dev->ops->copy(w->st, d->pool.dev, c->pool_off, host, 0, n, &err), &err);
     gpu_sync(w);
 }
@@ -140,6 +161,109 @@ static void at_append(gpu_world *w, const at_case *c, at_data *d)
     free(got);
 }
 
+/* The blocks as the device has them: the caller frees. */
+static uint8_t *at_blocks(gpu_world *w, const at_case *c, const at_data *d)
+{
+    const uint64_t n    = d->n_block * d->block_bytes;
+    uint8_t       *got  = malloc(n ? n : 1);
+    kvd_mem        host = { got, n, KVD_MEM_HOST };
+
+    assert_int_equal(w->dev->ops->copy(w->st, host, 0, d->pool.dev, c->pool_off, n, NULL), KVD_OK);
+    gpu_sync(w);
+    return got;
+}
+
+static gpu_buf at_copy(gpu_world *w, const gpu_buf *b)
+{
+    gpu_buf o = gpu_alloc(w, b->dev.bytes);
+
+    memcpy(o.host, b->host, b->dev.bytes);
+    gpu_up(w, &o);
+    return o;
+}
+
+static kvd_qkv_finish_args at_finish_args(const at_case *c, const at_data *d, const gpu_buf *q,
+                                          const gpu_buf *k, const gpu_buf *norm, const gpu_buf *cs)
+{
+    const uint64_t      kv_row = (uint64_t)c->n_kv_head * c->dim;
+    kvd_qkv_finish_args f      = { .n_token   = d->n_row,
+                                   .n_head    = c->n_kv_head * c->group,
+                                   .n_kv_head = c->n_kv_head,
+                                   .head_dim  = c->dim,
+                                   .n_rot     = c->dim / (c->group % 2 ? 2 : 4) * 2,
+                                   .neox      = c->group % 3 != 0,
+                                   .eps       = 1e-6f,
+                                   .q_stride  = kv_row * c->group + 3,
+                                   .q         = q->dev.ptr,
+                                   .k         = k->dev.ptr,
+                                   .q_norm    = c->dim % 3 ? norm->dev.ptr : NULL,
+                                   .cos_sin   = cs->dev.ptr };
+
+    f.k_norm        = f.q_norm;
+    f.store         = (kvd_kv_append_args){ c->n_seq, d->n_row, d->seq.dev.ptr, d->kv,
+                                            kv_row,   kv_row,   k->dev.ptr,     d->v.dev.ptr };
+    f.store.kv.pool = d->pool.dev.ptr;
+    return f;
+}
+
+/* The same by the ops that it is made of. */
+static void at_finish_parts(gpu_world *w, const kvd_qkv_finish_args *f)
+{
+    float         *x[]      = { f->q, f->k };
+    const uint32_t n_head[] = { f->n_head, f->n_kv_head };
+    const uint64_t stride[] = { f->q_stride, f->store.k_stride };
+
+    for (int i = 0; i < 2; i++) {
+        kvd_head_norm_args n = { f->n_token, n_head[i], f->head_dim, stride[i],
+                                 x[i],       f->q_norm, f->eps };
+        kvd_rope_args      r = { f->n_token, n_head[i], f->head_dim, f->n_rot,
+                                 f->neox,    stride[i], x[i],        f->cos_sin };
+
+        if (f->q_norm)
+            assert_int_equal(w->dev->ops->head_norm(w->st, &n, NULL), KVD_OK);
+        assert_int_equal(w->dev->ops->rope(w->st, &r, NULL), KVD_OK);
+    }
+    assert_int_equal(w->dev->ops->kv_append(w->st, &f->store, NULL), KVD_OK);
+}
+
+/* One op, the bits of its parts: in q, in k and in the pool, which is left as at_append() did. */
+static void at_finish(gpu_world *w, const at_case *c, at_data *d)
+{
+    gpu_buf             q[2], k[2], norm = gpu_floats(w, c->dim);
+    gpu_buf             cs = gpu_floats(w, (uint64_t)d->n_row * c->dim);
+    uint8_t            *got[2];
+    kvd_qkv_finish_args f;
+
+    for (int i = 0; i < 2; i++) {
+        q[i] = at_copy(w, &d->q);
+        k[i] = at_copy(w, &d->k);
+        f    = at_finish_args(c, d, &q[i], &k[i], &norm, &cs);
+        if (i == 0)
+            assert_int_equal(w->dev->ops->qkv_finish(w->st, &f, NULL), KVD_OK);
+        else
+            at_finish_parts(w, &f);
+        gpu_down(w, &q[i]);
+        gpu_down(w, &k[i]);
+        got[i] = at_blocks(w, c, d);
+        at_append(w, c, d);
+    }
+    assert_memory_equal(q[0].host, q[1].host, q[0].dev.bytes);
+    assert_memory_equal(k[0].host, k[1].host, k[0].dev.bytes);
+    assert_memory_equal(got[0], got[1], d->n_block * d->block_bytes);
+    if (d->n_row) {
+        assert_memory_not_equal(k[0].host, d->k.host, k[0].dev.bytes);
+        assert_memory_not_equal(got[0], (uint8_t *)d->pool.host + c->pool_off,
+                                d->n_block * d->block_bytes);
+    }
+    for (int i = 0; i < 2; i++) {
+        gpu_free(w, &q[i]);
+        gpu_free(w, &k[i]);
+        free(got[i]);
+    }
+    gpu_free(w, &norm);
+    gpu_free(w, &cs);
+}
+
 /* Attention of all rows as one batch; *want is the caller's. */
 static void at_attend(gpu_world *w, const at_case *c, at_data *d, float **want)
 {
@@ -175,6 +299,7 @@ static double at_run(gpu_world *w, const at_case *c, double bound)
 
     at_open(w, c, &d);
     at_append(w, c, &d);
+    at_finish(w, c, &d);
     at_attend(w, c, &d, &want);
     e = gpu_error(d.out.host, want, d.n_row * (q_row + 1));
     if (!(e <= bound))
@@ -223,6 +348,30 @@ static void test_prefill(void **state)
         }
     }
     printf("prefill in bf16: error at most %.2g\n", worst);
+}
+
+/* Many rows at once: tails, offsets that fall between tiles, groups and chunks of every size. */
+static void test_prefill_wide(void **state)
+{
+    static const at_case c[] = {
+        { 1, 1, 128, 4, KVD_DTYPE_BF16, 1, { 0 }, { 65 }, 0 },
+        { 2, 4, 128, 4, KVD_DTYPE_BF16, 1, { 0 }, { 128 }, 0 },
+        { 2, 4, 128, 4, KVD_DTYPE_BF16, 1, { 0 }, { 512 }, 0 },
+        { 2, 4, 128, 4, KVD_DTYPE_BF16, 1, { 1 }, { 300 }, 0 },
+        { 2, 8, 128, 8, KVD_DTYPE_BF16, 1, { 1000 }, { 511 }, 0 },
+        { 2, 4, 128, 16, KVD_DTYPE_BF16, 1, { 3571 }, { 257 }, 0 },
+        { 2, 7, 64, 4, KVD_DTYPE_BF16, 1, { 127 }, { 385 }, 0 },
+        { 2, 8, 64, 1, KVD_DTYPE_BF16, 1, { 0 }, { 129 }, 0 },
+        { 2, 7, 64, 32, KVD_DTYPE_BF16, 1, { 2048 }, { 512 }, 0 },
+        { 2, 4, 128, 2, KVD_DTYPE_BF16, 3, { 900, 0, 64 }, { 130, 200, 182 }, 0 },
+        { 1, 7, 64, 4, KVD_DTYPE_BF16, 4, { 0, 0, 255, 700 }, { 0, 400, 1, 100 }, 0 },
+    };
+    double worst = 0.0;
+
+    (void)state;
+    for (uint32_t i = 0; i < KVD_COUNTOF(c); i++)
+        worst = fmax(worst, at_run(&W, &c[i], ROUNDED));
+    printf("prefill of many rows: error at most %.2g\n", worst);
 }
 
 /* Recorded with short sequences, run with longer ones: lengths are read on the device. */
@@ -389,7 +538,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_decode),        cmocka_unit_test(test_prefill),
         cmocka_unit_test(test_prefill_float), cmocka_unit_test(test_deterministic),
         cmocka_unit_test(test_precise),       cmocka_unit_test(test_graph),
-        cmocka_unit_test(test_far_pool),
+        cmocka_unit_test(test_prefill_wide),  cmocka_unit_test(test_far_pool),
     };
     const kvd_backend_limits lim = { .n_token   = 512,
                                      .n_seq     = SEQ_MAX,

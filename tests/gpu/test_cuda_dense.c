@@ -80,6 +80,21 @@ static void test_memory(void **state)
     }
 }
 
+/* What no op could do is refused before there is a session. */
+static void test_limits(void **state)
+{
+    kvd_backend_limits lim = { .n_token = 1, .n_head = 514, .n_kv_head = 2, .head_dim = 64 };
+
+    (void)state;
+    assert_int_equal(W.dev->ops->reserve(W.dev, &lim, NULL), KVD_OK);
+    lim.n_chunk = 1;
+    assert_int_equal(W.dev->ops->reserve(W.dev, &lim, NULL), KVD_E_UNSUPPORTED);
+    lim.n_head = 512;
+    assert_int_equal(W.dev->ops->reserve(W.dev, &lim, NULL), KVD_OK);
+    lim.head_dim = KVD_HEAD_DIM_MAX + 1;
+    assert_int_equal(W.dev->ops->reserve(W.dev, &lim, NULL), KVD_E_UNSUPPORTED);
+}
+
 static void test_names(void **state)
 {
     static const char *const bad[] = { "cuda:", "cuda:x", "cuda:999", "cuda:1x" };
@@ -307,9 +322,13 @@ static void check_matmul(gpu_world *w, const mm_case *c, uint32_t t, bool mixed,
     const uint32_t  n_col    = odd_col(mixed ? KVD_DTYPE_Q4_K : first, c->n_col);
     const uint64_t  x_stride = n_col + c->shift;
     gpu_buf         x        = gpu_floats(w, c->n_token * x_stride), wt[4], bias[4], y[4];
-    kvd_matmul_args h = { c->n_token, n_col, c->n_out, x_stride, x.host, { { .add = false } } };
-    kvd_matmul_args d = { c->n_token, n_col, c->n_out, x_stride, x.dev.ptr, { { .add = false } } };
+    kvd_matmul_args h        = {
+               .n_token = c->n_token, .n_col = n_col, .n_out = c->n_out, .x_stride = x_stride
+    };
+    kvd_matmul_args d = h;
 
+    h.x = x.host;
+    d.x = x.dev.ptr;
     for (uint32_t i = 0; i < c->n_out; i++) {
         const kvd_dtype type     = TYPES[(t + (mixed ? i : 0)) % KVD_COUNTOF(TYPES)];
         const uint64_t  y_stride = c->n_row[i] + 2, n = c->n_token * y_stride;
@@ -401,6 +420,138 @@ static void test_matmul_precise(void **state)
     gpu_close(&p);
 }
 
+/* ---- norm and swiglu in a product ---------------------------------------------------------- */
+
+/* The bound of a product, of which sums of squares and exp are the smaller part. */
+static void check_fused(gpu_world *w, uint32_t n_token, kvd_dtype first, kvd_dtype second,
+                        uint32_t shift, double bound)
+{
+    const uint32_t  n_row = 129, n_col = 768;
+    const uint64_t  x_stride = n_col + shift, y_stride = n_row + 1, n = n_token * y_stride;
+    gpu_buf         x = gpu_floats(w, n_token * x_stride), norm = gpu_floats(w, n_col);
+    gpu_buf         xn = gpu_floats(w, (uint64_t)n_token * n_col), wt[2], y[2];
+    kvd_matmul_args h  = { .n_token  = n_token,
+                           .n_col    = n_col,
+                           .n_out    = 2,
+                           .x_stride = x_stride,
+                           .x        = x.host,
+                           .norm     = norm.host,
+                           .xn       = xn.host,
+                           .norm_eps = 1e-5f,
+                           .swiglu   = true };
+    kvd_matmul_args d  = h;
+
+    d.x    = x.dev.ptr;
+    d.norm = norm.dev.ptr;
+    d.xn   = xn.dev.ptr;
+    for (uint32_t i = 0; i < 2; i++) {
+        wt[i] = random_weight(i ? second : first, n_row, n_col, shift, &h.out[i].w, &d.out[i].w);
+        y[i]  = gpu_floats(w, n);
+        h.out[i].y        = malloc((size_t)(n ? n : 1) * sizeof(float));
+        h.out[i].y_stride = d.out[i].y_stride = y_stride;
+        d.out[i].y                            = y[i].dev.ptr;
+        memcpy(h.out[i].y, y[i].host, (size_t)n * sizeof(float));
+    }
+    for (int swiglu = 1; swiglu >= 0; swiglu--) { /* then without: both outputs */
+        h.swiglu = d.swiglu = swiglu;
+        assert_int_equal(w->ref->ops->matmul(w->ref_st, &h, NULL), KVD_OK);
+        assert_int_equal(w->dev->ops->matmul(w->st, &d, NULL), KVD_OK);
+        for (uint32_t i = 0; i < (swiglu ? 1u : 2u); i++) {
+            gpu_down(w, &y[i]);
+            check_worst(kvd_dtype_name(h.out[i].w.type), y[i].host, h.out[i].y, n, bound);
+        }
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        free(h.out[i].y);
+        gpu_free(w, &wt[i]);
+        gpu_free(w, &y[i]);
+    }
+    gpu_free(w, &x);
+    gpu_free(w, &norm);
+    gpu_free(w, &xn);
+}
+
+static void test_matmul_fused(void **state)
+{
+    static const uint32_t few[] = { 1, 2, 3, 8, 0 };
+
+    (void)state;
+    worst = 0.0;
+    for (uint32_t t = 0; t < KVD_COUNTOF(TYPES); t++) {
+        const kvd_dtype other = TYPES[(t + 1) % KVD_COUNTOF(TYPES)];
+
+        for (uint32_t i = 0; i < KVD_COUNTOF(few); i++) {
+            const mm_case c     = { .n_token = few[i] };
+            const double  bound = 2.0 * fmax(mm_bound(&c, TYPES[t]), mm_bound(&c, other));
+
+            check_fused(&W, few[i], TYPES[t], TYPES[t], i % 2, bound);
+            check_fused(&W, few[i], TYPES[t], other, 0, bound);
+        }
+        check_fused(&W, 33, TYPES[t], TYPES[t], 0, 8e-3);
+    }
+    printf("matmul with norm and swiglu: error at most %.2g\n", worst);
+}
+
+/* ---- the best of a row ---------------------------------------------------------------------- */
+
+static float best_value(uint32_t kind)
+{
+    const float v = gpu_normal(&W);
+
+    if (kind == 0)
+        return v;
+    if (kind == 1) /* ties, -0 and 0 among them */
+        return floorf(2.0f * v) * 0.5f * (kvd_rng_f32(&W.rng) < 0.5f ? -1.0f : 1.0f);
+    if (kind == 2)
+        return kvd_rng_f32(&W.rng) < 0.3f ? NAN : kvd_rng_f32(&W.rng) < 0.3f ? -INFINITY : v;
+    return kind == 3 ? NAN : -INFINITY;
+}
+
+static void check_best(uint32_t n_row, uint32_t n_col, uint32_t k, uint32_t kind)
+{
+    const uint64_t stride = n_col + 1, out_stride = k + 2;
+    const uint64_t bytes = n_row * out_stride * sizeof(kvd_best_item);
+    gpu_buf        x = gpu_alloc(&W, n_row * stride * sizeof(float)), out = gpu_alloc(&W, bytes);
+    kvd_best_item *want = calloc(1, bytes);
+    kvd_best_args  a    = { .n_row      = n_row,
+                            .n_col      = n_col,
+                            .k          = k,
+                            .x_stride   = stride,
+                            .out_stride = out_stride,
+                            .x          = x.host,
+                            .out        = want };
+
+    for (uint64_t i = 0; i < n_row * stride; i++)
+        ((float *)x.host)[i] = best_value(kind);
+    gpu_up(&W, &x);
+    assert_int_equal(W.ref->ops->best(W.ref_st, &a, NULL), KVD_OK);
+    a.x   = x.dev.ptr;
+    a.out = out.dev.ptr;
+    assert_int_equal(W.dev->ops->best(W.st, &a, NULL), KVD_OK);
+    gpu_down(&W, &out);
+    if (memcmp(out.host, want, bytes) != 0)
+        fail_msg("best %u of %u, kind %u", k, n_col, kind);
+    free(want);
+    gpu_free(&W, &x);
+    gpu_free(&W, &out);
+}
+
+static void test_best(void **state)
+{
+    static const uint32_t n_col[] = { 1, 2, 7, 100, 4096, 4097, 9000, 49152, 128256 };
+    static const uint32_t k[]     = { 1, 2, 40, KVD_BEST_MAX };
+
+    (void)state;
+    for (uint32_t i = 0; i < KVD_COUNTOF(n_col); i++) {
+        for (uint32_t j = 0; j < KVD_COUNTOF(k); j++) {
+            for (uint32_t kind = 0; kind < 5; kind++) {
+                if (!quick || n_col[i] < 10000)
+                    check_best(n_col[i] < 200 ? 35 : 2, n_col[i], k[j], kind);
+            }
+        }
+    }
+}
+
 /* ---- graphs --------------------------------------------------------------------------------- */
 
 /* What is recorded runs over what is there when it runs, and gives the bits of plain calls. */
@@ -415,9 +566,12 @@ static void test_graph(void **state)
     float            *want = malloc(bytes);
     kvd_graph        *g;
     kvd_rms_norm_args norm = { n, n_col, n_col, n_col, x.dev.ptr, w.dev.ptr, x.dev.ptr, 1e-5f };
-    kvd_matmul_args   mm   = {
-            n, n_col, 1, n_col, x.dev.ptr, { { dev, NULL, y.dev.ptr, n_row, false } }
-    };
+    kvd_matmul_args   mm   = { .n_token  = n,
+                               .n_col    = n_col,
+                               .n_out    = 1,
+                               .x_stride = n_col,
+                               .x        = x.dev.ptr,
+                               .out      = { { dev, NULL, y.dev.ptr, n_row, false } } };
 
     (void)state;
     assert_int_equal(W.dev->ops->graph_begin(W.st, NULL), KVD_OK);
@@ -452,13 +606,15 @@ static void test_graph(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_memory),         cmocka_unit_test(test_names),
-        cmocka_unit_test(test_embed),          cmocka_unit_test(test_rms_norm),
-        cmocka_unit_test(test_heads),          cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_matmul_few),     cmocka_unit_test(test_matmul_many),
-        cmocka_unit_test(test_matmul_precise), cmocka_unit_test(test_graph),
+        cmocka_unit_test(test_memory),      cmocka_unit_test(test_names),
+        cmocka_unit_test(test_limits),      cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_rms_norm),    cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_swiglu),      cmocka_unit_test(test_matmul_few),
+        cmocka_unit_test(test_matmul_many), cmocka_unit_test(test_matmul_precise),
+        cmocka_unit_test(test_graph),       cmocka_unit_test(test_matmul_fused),
+        cmocka_unit_test(test_best),
     };
-    const kvd_backend_limits lim = { .n_token = 300, .n_seq = 1, .n_col = 4096 };
+    const kvd_backend_limits lim = { .n_token = 300, .n_seq = 1, .n_col = 4096, .n_vocab = 128256 };
     int                      failed;
 
     module_file = argc > 1 ? argv[1] : NULL;

@@ -390,6 +390,7 @@ WRAP(matmul)
 WRAP(rope)
 WRAP(swiglu)
 WRAP(kv_append)
+WRAP(qkv_finish)
 WRAP(attn)
 WRAP(index_build)
 WRAP(zone_build)
@@ -403,6 +404,7 @@ WRAP(window_fetch)
 WRAP(record_copy)
 WRAP(record_pack)
 WRAP(record_unpack)
+WRAP(best)
 
 static kvd_status run_copy(kvd_stream *st, const void *args, kvd_err *err)
 {
@@ -518,6 +520,7 @@ void split_begin(kvd_backend *be)
     split_ops.rope          = split_rope;
     split_ops.swiglu        = split_swiglu;
     split_ops.kv_append     = split_kv_append;
+    split_ops.qkv_finish    = split_qkv_finish;
     split_ops.attn          = split_attn;
     split_ops.index_build   = split_index_build;
     split_ops.zone_build    = split_zone_build;
@@ -531,6 +534,7 @@ void split_begin(kvd_backend *be)
     split_ops.record_copy   = split_record_copy;
     split_ops.record_pack   = split_record_pack;
     split_ops.record_unpack = split_record_unpack;
+    split_ops.best          = split_best;
     split_ops.event_poll    = split_event_poll;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;

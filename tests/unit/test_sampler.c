@@ -217,6 +217,97 @@ static void test_bias_and_seed(void **state)
     engine_sampler_close(a);
 }
 
+/* Logits with ties, some of them nothing to pick from. */
+static void awkward_logits(float *x, uint64_t seed)
+{
+    kvd_rng r;
+
+    random_logits(x, seed);
+    kvd_rng_seed(&r, seed);
+    for (int i = 0; i < N; i++) {
+        const uint32_t what = (uint32_t)(kvd_rng_f32(&r) * 10.0f);
+
+        if (what == 0)
+            x[i] = NAN;
+        else if (what == 1)
+            x[i] = -INFINITY;
+        else if (what < 6)
+            x[i] = floorf(x[i]); /* -0 and 0 among them */
+    }
+    if (seed % 5 == 0) {
+        for (int i = 0; i < N; i++)
+            x[i] = seed % 2 ? NAN : -INFINITY;
+    }
+}
+
+/* The best of the logits lead to the token that all of them lead to, draw after draw. */
+static void test_the_best_are_enough(void **state)
+{
+    static const kvd_sampler_params kind[] = {
+        { .temperature = 0.0f, .top_p = 1.0f },
+        { .temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .min_p = 0.05f },
+        { .temperature = 1.5f, .top_k = 128, .top_p = 1.0f },
+        { .temperature = 1.0f, .top_k = 1, .top_p = 0.5f },
+        { .temperature = 3.0f, .top_k = 17, .top_p = 0.3f, .min_p = 0.01f },
+    };
+    const kvd_backend_params bp = { .name = "cpu", .n_thread = 1 };
+    kvd_backend             *be;
+    kvd_stream              *st;
+
+    (void)state;
+    assert_int_equal(kvd_backend_open(&be, &bp, NULL), KVD_OK);
+    assert_int_equal(be->ops->stream_open(be, &st, NULL), KVD_OK);
+    for (size_t i = 0; i < KVD_COUNTOF(kind); i++) {
+        kvd_sampler_params p = kind[i];
+        kvd_sampler       *a, *b;
+        uint32_t           k;
+
+        p.repeat_penalty = 1.0f;
+        p.seed           = 11 + i;
+        a                = open_it(&p);
+        b                = open_it(&p);
+        k                = engine_sampler_n_best(a);
+        assert_int_equal(k, p.temperature > 0.0f ? p.top_k : 1);
+        for (uint64_t seed = 1; seed < 300; seed++) {
+            float         x[N];
+            kvd_best_item best[KVD_BEST_MAX];
+            kvd_best_args q = {
+                .n_row = 1, .n_col = N, .k = k, .x_stride = N, .out_stride = k, .x = x, .out = best
+            };
+
+            awkward_logits(x, seed);
+            assert_int_equal(be->ops->best(st, &q, NULL), KVD_OK);
+            assert_int_equal(engine_sampler_sample(a, x), engine_sampler_choose(b, best, k));
+        }
+        engine_sampler_close(a);
+        engine_sampler_close(b);
+    }
+    be->ops->stream_close(st);
+    kvd_backend_close(be);
+}
+
+/* Where all logits matter, it says so. */
+static void test_when_the_best_are_not_enough(void **state)
+{
+    const kvd_logit_bias bias = { .token = 3, .bias = 1.0f };
+
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        kvd_sampler_params p = plain();
+        kvd_sampler       *sm;
+
+        p.top_k             = i == 0 ? 0 : i == 1 ? KVD_BEST_MAX + 1 : 5;
+        p.repeat_penalty    = i == 2 ? 1.1f : 1.0f;
+        p.presence_penalty  = i == 3 ? 0.5f : 0.0f;
+        p.frequency_penalty = i == 4 ? 0.5f : 0.0f;
+        p.bias              = i == 5 ? &bias : NULL;
+        p.n_bias            = i == 5;
+        sm                  = open_it(&p);
+        assert_int_equal(engine_sampler_n_best(sm), 0);
+        engine_sampler_close(sm);
+    }
+}
+
 static void test_bad_params_are_refused(void **state)
 {
     const kvd_logit_bias bias   = { .token = N, .bias = 1.0f };
@@ -252,6 +343,8 @@ int main(void)
         cmocka_unit_test(test_distribution_follows_temperature),
         cmocka_unit_test(test_penalties),
         cmocka_unit_test(test_bias_and_seed),
+        cmocka_unit_test(test_the_best_are_enough),
+        cmocka_unit_test(test_when_the_best_are_not_enough),
         cmocka_unit_test(test_bad_params_are_refused),
     };
 

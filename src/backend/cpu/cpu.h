@@ -70,6 +70,10 @@ kvd_status cpu_head_norm(kvd_stream *st, const kvd_head_norm_args *a, kvd_err *e
 kvd_status cpu_rope(kvd_stream *st, const kvd_rope_args *a, kvd_err *err);
 kvd_status cpu_swiglu(kvd_stream *st, const kvd_swiglu_args *a, kvd_err *err);
 
+/* cpu_fused.c; best serves "ref" as well */
+kvd_status cpu_qkv_finish(kvd_stream *st, const kvd_qkv_finish_args *a, kvd_err *err);
+kvd_status cpu_best(kvd_stream *st, const kvd_best_args *a, kvd_err *err);
+
 /* cpu_ref.c: the oracle's ops; "ref" reuses memory, streams and events of cpu_backend.c */
 extern const kvd_backend_ops cpu_ref_ops, cpu_ops;
 

@@ -194,15 +194,27 @@ static void matmul_dot(cpu_backend *be, const kvd_matmul_args *a)
 
 kvd_status cpu_matmul(kvd_stream *st, const kvd_matmul_args *a, kvd_err *err)
 {
-    cpu_backend *be = st->be;
+    cpu_backend    *be = st->be;
+    kvd_matmul_args b  = *a;
 
-    (void)err;
     kvd_assert(a->n_out >= 1 && a->n_out <= KVD_MATMUL_OUT_MAX);
     for (uint32_t i = 0; i < a->n_out; i++)
         kvd_assert(a->out[i].w.n_col == a->n_col);
+    if (a->norm) {
+        const kvd_rms_norm_args n = kvd_matmul_norm(a);
+
+        KVD_TRY(cpu_rms_norm(st, &n, err));
+        b.x        = a->xn;
+        b.x_stride = a->n_col;
+    }
     if (!be->deterministic && a->n_token >= cpu_gemm_min_tokens(be))
-        cpu_gemm(be, a);
+        cpu_gemm(be, &b);
     else
-        matmul_dot(be, a);
+        matmul_dot(be, &b);
+    if (a->swiglu) {
+        const kvd_swiglu_args s = kvd_matmul_swiglu(a);
+
+        KVD_TRY(cpu_swiglu(st, &s, err));
+    }
     return KVD_OK;
 }

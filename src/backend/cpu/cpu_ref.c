@@ -98,11 +98,24 @@ static void ref_matmul_out(const kvd_matmul_args *a, const kvd_matmul_out *o, fl
 
 kvd_status cpu_ref_matmul(kvd_stream *st, const kvd_matmul_args *a, kvd_err *err)
 {
-    (void)err;
+    kvd_matmul_args b = *a;
+
     kvd_assert(a->n_out <= KVD_MATMUL_OUT_MAX);
     kvd_assert((uint64_t)a->n_col * sizeof(float) <= st->be->mm_scratch_bytes);
+    if (a->norm) {
+        const kvd_rms_norm_args n = kvd_matmul_norm(a);
+
+        KVD_TRY(cpu_ref_rms_norm(st, &n, err));
+        b.x        = a->xn;
+        b.x_stride = a->n_col;
+    }
     for (uint32_t i = 0; i < a->n_out; i++)
-        ref_matmul_out(a, &a->out[i], st->be->mm_scratch);
+        ref_matmul_out(&b, &a->out[i], st->be->mm_scratch);
+    if (a->swiglu) {
+        const kvd_swiglu_args s = kvd_matmul_swiglu(a);
+
+        KVD_TRY(cpu_ref_swiglu(st, &s, err));
+    }
     return KVD_OK;
 }
 

@@ -18,6 +18,7 @@ kvd_status cpu_ref_matmul(kvd_stream *st, const kvd_matmul_args *a, kvd_err *err
 kvd_status cpu_ref_rope(kvd_stream *st, const kvd_rope_args *a, kvd_err *err);
 kvd_status cpu_ref_swiglu(kvd_stream *st, const kvd_swiglu_args *a, kvd_err *err);
 kvd_status cpu_ref_kv_append(kvd_stream *st, const kvd_kv_append_args *a, kvd_err *err);
+kvd_status cpu_ref_qkv_finish(kvd_stream *st, const kvd_qkv_finish_args *a, kvd_err *err);
 kvd_status cpu_ref_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err);
 kvd_status cpu_ref_attn_span(kvd_stream *st, const kvd_attn_span_args *a, kvd_err *err);
 kvd_status cpu_ref_attn_zone(kvd_stream *st, const kvd_attn_zone_args *a, kvd_err *err);

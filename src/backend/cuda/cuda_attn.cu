@@ -7,6 +7,7 @@
 #define ATTN_ROWS       64u  /* rows of one launch */
 #define ATTN_FIXED      16u  /* splits where the batch must not change a result */
 #define ATTN_DECODE     4u   /* rows a sequence, up to which rows go one by one */
+#define ATTN_WIDE       64u  /* rows a sequence, from which blocks of 128 rows pay */
 
 /* Splits of a row's keys: enough to fill the machine with n_row rows, from scalars and limits. */
 static uint32_t attn_n_split(const cuda_backend *be, uint32_t n_kv_head, uint32_t n_row)
@@ -30,18 +31,34 @@ uint64_t cuda_attn_scratch_bytes(const cuda_backend *be, const kvd_backend_limit
     return rows * lim->n_head * ((uint64_t)lim->head_dim + 2) * sizeof(float);
 }
 
+/* Many rows of bf16 keys; *done: they were. */
+static kvd_status attn_flash(const cuda_backend *be, const kvd_attn_args *a, cudaStream_t s,
+                             bool *done, kvd_err *err)
+{
+    *done = false;
+    if (be->cc == 90 && a->n_token > ATTN_WIDE * a->n_seq)
+        KVD_TRY(cuda_attn_hopper(a, s, done, err));
+    if (*done || !cuda_attn_flash_can(&a->kv))
+        return KVD_OK;
+    *done = true;
+    return cuda_attn_flash(a, s, err);
+}
+
 kvd_status cuda_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err)
 {
     const cuda_backend *be    = cuda_enter(st);
     const bool          exact = be->precise || be->deterministic;
+    bool                done  = false;
     uint32_t            n_split;
 
     kvd_assert(a->n_head % a->kv.n_kv_head == 0 && a->kv.head_dim <= KVD_HEAD_DIM_MAX);
     kvd_assert(a->n_token <= be->lim.n_token);
     if (a->n_seq == 0 || a->n_token == 0)
         return KVD_OK;
-    if (!exact && a->n_token > ATTN_DECODE * a->n_seq && cuda_attn_flash_can(&a->kv))
-        return cuda_attn_flash(a, st->s, err);
+    if (!exact && a->n_token > ATTN_DECODE * a->n_seq)
+        KVD_TRY(attn_flash(be, a, st->s, &done, err));
+    if (done)
+        return KVD_OK;
     n_split = attn_n_split(be, a->kv.n_kv_head, (uint32_t)kvd_min_u64(a->n_token, ATTN_ROWS));
     for (uint32_t row = 0; row < a->n_token; row += ATTN_ROWS) {
         const uint32_t n     = (uint32_t)kvd_min_u64(ATTN_ROWS, a->n_token - row);
@@ -49,11 +66,11 @@ kvd_status cuda_attn(kvd_stream *st, const kvd_attn_args *a, kvd_err *err)
         float         *part  = (float *)cuda_scratch_of(be, CUDA_SCRATCH_ATTN, bytes);
 
         if (!be->precise && cuda_attn_decode_can(&a->kv))
-            cuda_attn_decode(a, row, n, n_split, part, st->s);
+            cuda_attn_decode(be, a, row, n, n_split, part, st->s);
         else
-            cuda_attn_rows(a, row, n, n_split, part, st->s);
+            cuda_attn_rows(be, a, row, n, n_split, part, st->s);
         if (n_split > 1)
-            cuda_attn_merge(a, row, n, n_split, part, st->s);
+            cuda_attn_merge(be, a, row, n, n_split, part, st->s);
     }
     return cuda_launched("attn", err);
 }

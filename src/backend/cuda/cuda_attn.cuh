@@ -17,20 +17,23 @@ static inline bool cuda_attn_aligned(const kvd_kv_layout *kv)
 /* cuda_attn_rows.cu: rows [first, first + n) of all the sequences' rows, each by itself, its keys
  * split among n_split blocks.  part: [n][n_head][n_split][head_dim + 2] floats, unused when
  * n_split is 1: sums weighted with exp2(logit - maximum), the maximum, the sum of weights. */
-void cuda_attn_rows(const kvd_attn_args *a, uint32_t first, uint32_t n, uint32_t n_split,
-                    float *part, cudaStream_t s);
+void cuda_attn_rows(const cuda_backend *be, const kvd_attn_args *a, uint32_t first, uint32_t n,
+                    uint32_t n_split, float *part, cudaStream_t s);
 /* The splits' parts become the result. */
-void cuda_attn_merge(const kvd_attn_args *a, uint32_t first, uint32_t n, uint32_t n_split,
-                     const float *part, cudaStream_t s);
+void cuda_attn_merge(const cuda_backend *be, const kvd_attn_args *a, uint32_t first, uint32_t n,
+                     uint32_t n_split, const float *part, cudaStream_t s);
 
 /* cuda_attn_decode.cu: the same rows over bf16 keys. */
 bool cuda_attn_decode_can(const kvd_kv_layout *kv);
-void cuda_attn_decode(const kvd_attn_args *a, uint32_t first, uint32_t n, uint32_t n_split,
-                      float *part, cudaStream_t s);
+void cuda_attn_decode(const cuda_backend *be, const kvd_attn_args *a, uint32_t first, uint32_t n,
+                      uint32_t n_split, float *part, cudaStream_t s);
 
 /* cuda_attn_flash.cu: many rows of bf16 keys on tensor cores; q and probabilities round to bf16. */
 bool       cuda_attn_flash_can(const kvd_kv_layout *kv);
 kvd_status cuda_attn_flash(const kvd_attn_args *a, cudaStream_t s, kvd_err *err);
+
+/* cuda_attn_hopper.cu: the same on compute capability 9.0, for some layouts; *done: it was one. */
+kvd_status cuda_attn_hopper(const kvd_attn_args *a, cudaStream_t s, bool *done, kvd_err *err);
 
 #ifdef __CUDACC__
 #define ATTN_SPLIT_STEP 64u

@@ -12,6 +12,7 @@
  * Rows 0-7 of the left operand are heads, rounded to bf16; rows 8-15 what rounding has lost, so
  * that the sum of both halves has 16 bits of q and p. NC: groups of 64 channels. */
 #include "backend/cuda/cuda_attn.cuh"
+#include "backend/cuda/cuda_launch.cuh"
 
 #define DEC_THREADS 128u
 #define DEC_WARPS   (DEC_THREADS / 32)
@@ -281,6 +282,8 @@ static __global__ void __launch_bounds__(DEC_THREADS) dec_kernel(const __grid_co
     kvd_kv_seq                seq;
     uint32_t                  in_seq, begin, end;
 
+    cuda_pdl_go();
+    cuda_pdl_wait();
     if (!cuda_find_row(a.seq, a.n_seq, r.first + blockIdx.z, &seq, &in_seq))
         return;
     const uint64_t row = seq.first_row + in_seq;
@@ -299,15 +302,13 @@ bool cuda_attn_decode_can(const kvd_kv_layout *kv)
            cuda_attn_aligned(kv);
 }
 
-void cuda_attn_decode(const kvd_attn_args *a, uint32_t first, uint32_t n, uint32_t n_split,
-                      float *part, cudaStream_t s)
+void cuda_attn_decode(const cuda_backend *be, const kvd_attn_args *a, uint32_t first, uint32_t n,
+                      uint32_t n_split, float *part, cudaStream_t s)
 {
     const uint32_t n_tile = cuda_div_up(a->n_head / a->kv.n_kv_head, DEC_HEADS);
     const dim3     grid(n_split, a->kv.n_kv_head * n_tile, n);
     const dec_args r = { *a, first, n_split, n_tile, part };
 
-    if (a->kv.head_dim <= 64)
-        dec_kernel<1><<<grid, DEC_THREADS, 0, s>>>(r);
-    else
-        dec_kernel<2><<<grid, DEC_THREADS, 0, s>>>(r);
+    cuda_launch(be, a->kv.head_dim <= 64 ? dec_kernel<1> : dec_kernel<2>, grid, dim3(DEC_THREADS),
+                0, s, r);
 }

@@ -7,6 +7,7 @@
  * then splits, are merged by log-sum-exp, in a fixed order.  Logits are in units of log2.
  * NC: groups of 64 channels of a head. */
 #include "backend/cuda/cuda_attn.cuh"
+#include "backend/cuda/cuda_launch.cuh"
 
 #define ROWS_THREADS 128u
 #define ROWS_WARPS   (ROWS_THREADS / 32)
@@ -289,6 +290,8 @@ static __global__ void __launch_bounds__(ROWS_THREADS)
     kvd_kv_seq         seq;
     uint32_t           in_seq, begin, end;
 
+    cuda_pdl_go();
+    cuda_pdl_wait();
     if (!cuda_find_row(a.seq, a.n_seq, r.first + blockIdx.z, &seq, &in_seq))
         return;
     const uint64_t row = seq.first_row + in_seq;
@@ -319,6 +322,8 @@ static __global__ void __launch_bounds__(MERGE_THREADS)
     kvd_kv_seq       seq;
     uint32_t         in_seq;
 
+    cuda_pdl_go();
+    cuda_pdl_wait();
     if (!cuda_find_row(r.a.seq, r.a.n_seq, r.first + blockIdx.y, &seq, &in_seq))
         return;
     const float *part = r.part + ((uint64_t)blockIdx.y * r.a.n_head + head) * n * (dim + 2);
@@ -349,45 +354,47 @@ static __global__ void __launch_bounds__(MERGE_THREADS)
 }
 
 template <bool F32, uint32_t NC, uint32_t GT>
-static void rows_launch(rows_args *r, uint32_t n, cudaStream_t s)
+static void rows_launch(const cuda_backend *be, rows_args *r, uint32_t n, cudaStream_t s)
 {
     const uint32_t group = r->a.n_head / r->a.kv.n_kv_head;
 
     r->n_tile = cuda_div_up(group, GT);
-    rows_kernel<F32, NC, GT>
-        <<<dim3(r->n_split, r->a.kv.n_kv_head * r->n_tile, n), ROWS_THREADS, 0, s>>>(*r);
+    cuda_launch(be, rows_kernel<F32, NC, GT>, dim3(r->n_split, r->a.kv.n_kv_head * r->n_tile, n),
+                dim3(ROWS_THREADS), 0, s, *r);
 }
 
 /* The tile of query heads that holds the group, within what registers hold: NC * GT <= 16. */
-template <bool F32, uint32_t NC> static void rows_choose(rows_args *r, uint32_t n, cudaStream_t s)
+template <bool F32, uint32_t NC>
+static void rows_choose(const cuda_backend *be, rows_args *r, uint32_t n, cudaStream_t s)
 {
     const uint32_t     group = r->a.n_head / r->a.kv.n_kv_head;
     constexpr uint32_t most  = NC >= 8 ? 2 : NC == 4 ? 4 : 8;
 
     if (group == 1)
-        rows_launch<F32, NC, 1>(r, n, s);
+        rows_launch<F32, NC, 1>(be, r, n, s);
     else if (group == 2 || most == 2)
-        rows_launch<F32, NC, 2>(r, n, s);
+        rows_launch<F32, NC, 2>(be, r, n, s);
     else if (group <= 4 || most == 4)
-        rows_launch < F32, NC, most<4 ? most : 4>(r, n, s);
+        rows_launch < F32, NC, most<4 ? most : 4>(be, r, n, s);
     else
-        rows_launch<F32, NC, most>(r, n, s);
+        rows_launch<F32, NC, most>(be, r, n, s);
 }
 
-template <bool F32> static void rows_width(rows_args *r, uint32_t n, cudaStream_t s)
+template <bool F32>
+static void rows_width(const cuda_backend *be, rows_args *r, uint32_t n, cudaStream_t s)
 {
     if (r->a.kv.head_dim <= 64)
-        rows_choose<F32, 1>(r, n, s);
+        rows_choose<F32, 1>(be, r, n, s);
     else if (r->a.kv.head_dim <= 128)
-        rows_choose<F32, 2>(r, n, s);
+        rows_choose<F32, 2>(be, r, n, s);
     else if (r->a.kv.head_dim <= 256)
-        rows_choose<F32, 4>(r, n, s);
+        rows_choose<F32, 4>(be, r, n, s);
     else
-        rows_choose<F32, 8>(r, n, s);
+        rows_choose<F32, 8>(be, r, n, s);
 }
 
-void cuda_attn_rows(const kvd_attn_args *a, uint32_t first, uint32_t n, uint32_t n_split,
-                    float *part, cudaStream_t s)
+void cuda_attn_rows(const cuda_backend *be, const kvd_attn_args *a, uint32_t first, uint32_t n,
+                    uint32_t n_split, float *part, cudaStream_t s)
 {
     rows_args r = {};
 
@@ -397,13 +404,13 @@ void cuda_attn_rows(const kvd_attn_args *a, uint32_t first, uint32_t n, uint32_t
     r.part    = part;
     r.vec     = a->kv.head_dim % 8 == 0 && cuda_attn_aligned(&a->kv);
     if (a->kv.type == KVD_DTYPE_F32)
-        rows_width<true>(&r, n, s);
+        rows_width<true>(be, &r, n, s);
     else
-        rows_width<false>(&r, n, s);
+        rows_width<false>(be, &r, n, s);
 }
 
-void cuda_attn_merge(const kvd_attn_args *a, uint32_t first, uint32_t n, uint32_t n_split,
-                     const float *part, cudaStream_t s)
+void cuda_attn_merge(const cuda_backend *be, const kvd_attn_args *a, uint32_t first, uint32_t n,
+                     uint32_t n_split, const float *part, cudaStream_t s)
 {
     rows_args r = {};
 
@@ -411,5 +418,5 @@ void cuda_attn_merge(const kvd_attn_args *a, uint32_t first, uint32_t n, uint32_
     r.first   = first;
     r.n_split = n_split;
     r.part    = (float *)part;
-    rows_merge_kernel<<<dim3(a->n_head, n), MERGE_THREADS, 0, s>>>(r);
+    cuda_launch(be, rows_merge_kernel, dim3(a->n_head, n), dim3(MERGE_THREADS), 0, s, r);
 }

@@ -48,6 +48,7 @@ typedef uint64_t (*cuda_bytes_fn)(const cuda_backend *be, const kvd_backend_limi
 static const cuda_bytes_fn cuda_bytes_of[CUDA_SCRATCH_COUNT] = {
     cuda_matmul_scratch_bytes, cuda_attn_scratch_bytes,   cuda_span_scratch_bytes,
     cuda_build_scratch_bytes,  cuda_select_scratch_bytes, cuda_window_scratch_bytes,
+    cuda_best_scratch_bytes,
 };
 
 static uint32_t cuda_max_u32(uint32_t a, uint32_t b)
@@ -68,6 +69,7 @@ static kvd_backend_limits cuda_limits_max(const kvd_backend_limits *a, const kvd
     m.n_ctx     = cuda_max_u32(a->n_ctx, b->n_ctx);
     m.n_chunk   = cuda_max_u32(a->n_chunk, b->n_chunk);
     m.n_slot    = cuda_max_u32(a->n_slot, b->n_slot);
+    m.n_vocab   = cuda_max_u32(a->n_vocab, b->n_vocab);
     return m;
 }
 
@@ -91,6 +93,11 @@ static kvd_status cuda_reserve(kvd_backend *b, const kvd_backend_limits *lim, kv
         return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
                         "cuda: heads of %" PRIu32 " elements; the limit is %u", lim->head_dim,
                         KVD_HEAD_DIM_MAX);
+    if (lim->n_chunk && lim->n_head > CUDA_GROUP_MAX * (uint64_t)lim->n_kv_head)
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                        "cuda: %" PRIu32 " query heads share %" PRIu32
+                        " KV heads; sparse attention takes %u each",
+                        lim->n_head, lim->n_kv_head, CUDA_GROUP_MAX);
     cudaSetDevice(be->device);
     for (int i = 0; i < CUDA_SCRATCH_COUNT; i++) {
         const uint64_t want  = cuda_bytes_of[i](be, &all);
@@ -224,6 +231,7 @@ static kvd_status cuda_stamp(kvd_stream *st, uint64_t *at, kvd_err *err)
 static kvd_status cuda_stream_open(kvd_backend *b, kvd_stream **out, kvd_err *err)
 {
     kvd_stream *st = (kvd_stream *)kvd_malloc(sizeof(*st));
+    int         least, most;
     cudaError_t e;
 
     *out = NULL;
@@ -231,7 +239,11 @@ static kvd_status cuda_stream_open(kvd_backend *b, kvd_stream **out, kvd_err *er
         return kvd_fail(err, KVD_E_NOMEM, 0, "cuda: stream");
     st->be = (cuda_backend *)b;
     cuda_enter(st);
-    e = cudaStreamCreateWithFlags(&st->s, cudaStreamNonBlocking);
+    e = cudaDeviceGetStreamPriorityRange(&least, &most);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&st->s, cudaStreamNonBlocking,
+                                         st->be->streamed ? most : least);
+    st->be->streamed = true;
     if (e != cudaSuccess) {
         kvd_free(st);
         return cuda_fail(err, e, "stream");
@@ -410,6 +422,7 @@ static kvd_backend_ops cuda_make_ops(void)
     t.rope          = cuda_rope;
     t.swiglu        = cuda_swiglu;
     t.kv_append     = cuda_kv_append;
+    t.qkv_finish    = cuda_qkv_finish;
     t.attn          = cuda_attn;
     t.index_build   = cuda_index_build;
     t.zone_build    = cuda_zone_build;
@@ -423,6 +436,7 @@ static kvd_backend_ops cuda_make_ops(void)
     t.record_copy   = cuda_record_copy;
     t.record_pack   = cuda_record_pack;
     t.record_unpack = cuda_record_unpack;
+    t.best          = cuda_best;
     return t;
 }
 

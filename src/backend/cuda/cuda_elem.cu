@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_elem.cu - embedding, norms, RoPE, SwiGLU and the append to the KV pool.
+/* cuda_elem.cu - embedding, the norm of rows, SwiGLU.
  * Sums of squares in float, by a fixed tree: a row's result does not depend on the others. */
 #include "backend/cuda/cuda_dequant.cuh"
-#include "backend/cuda/cuda_impl.h"
+#include "backend/cuda/cuda_launch.cuh"
 
 #define ELEM_THREADS 256u
-#define KV_THREADS   128u /* of the append: about a head */
+#define NORM_OWN     8u /* elements of a row that a thread keeps */
 
 /* ---- embedding --------------------------------------------------------------------- */
 
@@ -17,6 +17,7 @@ static __global__ void embed_kernel(kvd_weight table, const int32_t *token, floa
         (const uint8_t *)table.data + (uint64_t)token[blockIdx.x] * table.row_bytes;
     float *to = out + (uint64_t)blockIdx.x * n;
 
+    cuda_pdl_go();
     for (uint32_t step = warp; step * CUDA_DQ_STEP < n; step += blockDim.x / 32) {
         float w[16];
 
@@ -70,12 +71,45 @@ static __device__ float block_sum(float x)
     return x;
 }
 
-static __global__ void rms_norm_kernel(kvd_rms_norm_args a)
+/* A row of at most NORM_OWN elements a thread is read once. */
+static __global__ void rms_norm_kernel(const kvd_rms_norm_args a)
+{
+    const float *x   = a.x + blockIdx.x * a.x_stride;
+    float       *out = a.out + blockIdx.x * a.out_stride;
+    float        own[NORM_OWN], w[NORM_OWN], sum = 0.0f, scale;
+
+    cuda_pdl_go();
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_OWN; i++) {
+        const uint32_t at = threadIdx.x + i * blockDim.x;
+        w[i]              = at < a.n_col ? a.w[at] : 0.0f;
+    }
+    cuda_pdl_wait();
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_OWN; i++) {
+        const uint32_t at = threadIdx.x + i * blockDim.x;
+        own[i]            = at < a.n_col ? x[at] : 0.0f;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_OWN; i++)
+        sum += own[i] * own[i];
+    scale = rsqrtf(block_sum(sum) / (float)a.n_col + a.eps);
+#pragma unroll
+    for (uint32_t i = 0; i < NORM_OWN; i++) {
+        const uint32_t at = threadIdx.x + i * blockDim.x;
+        if (at < a.n_col)
+            out[at] = own[i] * scale * w[i];
+    }
+}
+
+static __global__ void rms_norm_wide_kernel(const kvd_rms_norm_args a)
 {
     const float *x   = a.x + blockIdx.x * a.x_stride;
     float       *out = a.out + blockIdx.x * a.out_stride;
     float        sum = 0.0f, scale;
 
+    cuda_pdl_go();
+    cuda_pdl_wait();
     for (uint32_t i = threadIdx.x; i < a.n_col; i += blockDim.x)
         sum += x[i] * x[i];
     scale = rsqrtf(block_sum(sum) / (float)a.n_col + a.eps);
@@ -85,79 +119,24 @@ static __global__ void rms_norm_kernel(kvd_rms_norm_args a)
 
 kvd_status cuda_rms_norm(kvd_stream *st, const kvd_rms_norm_args *a, kvd_err *err)
 {
+    const cuda_backend *be       = cuda_enter(st);
+    const uint32_t      n_thread = a->n_col >= 2048 ? 1024 : ELEM_THREADS;
+
     if (a->n_row == 0)
         return KVD_OK;
-    cuda_enter(st);
-    rms_norm_kernel<<<a->n_row, a->n_col >= 2048 ? 1024 : ELEM_THREADS, 0, st->s>>>(*a);
+    cuda_launch(be, a->n_col <= NORM_OWN * n_thread ? rms_norm_kernel : rms_norm_wide_kernel,
+                dim3(a->n_row), dim3(n_thread), 0, st->s, *a);
     return cuda_launched("rms_norm", err);
 }
 
-/* One warp a head. */
-static __global__ void head_norm_kernel(kvd_head_norm_args a)
-{
-    const uint64_t item = (uint64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    const uint32_t lane = threadIdx.x % 32;
-    float          sum  = 0.0f, scale;
-    float         *x;
-
-    if (item >= (uint64_t)a.n_token * a.n_head)
-        return;
-    x = a.x + item / a.n_head * a.x_stride + item % a.n_head * a.head_dim;
-    for (uint32_t i = lane; i < a.head_dim; i += 32)
-        sum += x[i] * x[i];
-    scale = rsqrtf(cuda_warp_sum(sum) / (float)a.head_dim + a.eps);
-    for (uint32_t i = lane; i < a.head_dim; i += 32)
-        x[i] = x[i] * scale * a.w[i];
-}
-
-kvd_status cuda_head_norm(kvd_stream *st, const kvd_head_norm_args *a, kvd_err *err)
-{
-    const uint64_t n = (uint64_t)a->n_token * a->n_head;
-
-    if (n == 0)
-        return KVD_OK;
-    cuda_enter(st);
-    head_norm_kernel<<<cuda_div_up(n, ELEM_THREADS / 32), ELEM_THREADS, 0, st->s>>>(*a);
-    return cuda_launched("head_norm", err);
-}
-
-/* ---- RoPE and SwiGLU --------------------------------------------------------------- */
-
-static __global__ void rope_kernel(kvd_rope_args a)
-{
-    const uint32_t half = a.n_rot / 2;
-    const uint64_t item = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; /* [token][head][pair] */
-    const uint64_t per_token = (uint64_t)a.n_head * half;
-
-    if (item >= a.n_token * per_token)
-        return;
-    const uint64_t t = item / per_token;
-    const uint32_t h = (uint32_t)(item % per_token) / half, i = (uint32_t)(item % per_token) % half;
-    const float   *cs = a.cos_sin + t * a.n_rot;
-    float         *x  = a.x + t * a.x_stride + (uint64_t)h * a.head_dim;
-    float         *x0 = a.neox ? x + i : x + 2 * i, *x1 = a.neox ? x + i + half : x + 2 * i + 1;
-    const float    c = cs[i], s = cs[half + i], u = *x0, v = *x1;
-
-    *x0 = u * c - v * s;
-    *x1 = u * s + v * c;
-}
-
-kvd_status cuda_rope(kvd_stream *st, const kvd_rope_args *a, kvd_err *err)
-{
-    const uint64_t n = (uint64_t)a->n_token * a->n_head * (a->n_rot / 2);
-
-    kvd_assert(a->n_rot % 2 == 0 && a->n_rot <= a->head_dim);
-    if (n == 0)
-        return KVD_OK;
-    cuda_enter(st);
-    rope_kernel<<<cuda_div_up(n, ELEM_THREADS), ELEM_THREADS, 0, st->s>>>(*a);
-    return cuda_launched("rope", err);
-}
+/* ---- SwiGLU ------------------------------------------------------------------------ */
 
 static __global__ void swiglu_kernel(kvd_swiglu_args a)
 {
     const uint64_t item = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
 
+    cuda_pdl_go();
+    cuda_pdl_wait();
     if (item >= (uint64_t)a.n_token * a.n_col)
         return;
     const uint64_t t = item / a.n_col, i = item % a.n_col;
@@ -168,59 +147,12 @@ static __global__ void swiglu_kernel(kvd_swiglu_args a)
 
 kvd_status cuda_swiglu(kvd_stream *st, const kvd_swiglu_args *a, kvd_err *err)
 {
-    const uint64_t n = (uint64_t)a->n_token * a->n_col;
+    const cuda_backend *be = cuda_enter(st);
+    const uint64_t      n  = (uint64_t)a->n_token * a->n_col;
 
     if (n == 0)
         return KVD_OK;
-    cuda_enter(st);
-    swiglu_kernel<<<cuda_div_up(n, ELEM_THREADS), ELEM_THREADS, 0, st->s>>>(*a);
+    cuda_launch(be, swiglu_kernel, dim3(cuda_div_up(n, ELEM_THREADS)), dim3(ELEM_THREADS), 0, st->s,
+                *a);
     return cuda_launched("swiglu", err);
-}
-
-/* ---- append ------------------------------------------------------------------------ */
-
-/* To nearest even, NaN stays NaN: the bits of kvd_f32_to_bf16(). */
-static __device__ __forceinline__ uint16_t to_bf16(float f)
-{
-    const uint32_t u = __float_as_uint(f);
-
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)((u >> 16) | 0x40u);
-    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
-
-static __device__ void store_row(const kvd_kv_layout &kv, const float *x, uint8_t *to)
-{
-    for (uint32_t i = threadIdx.x; i < kv.head_dim; i += blockDim.x) {
-        if (kv.type == KVD_DTYPE_F32)
-            ((float *)to)[i] = x[i];
-        else
-            ((uint16_t *)to)[i] = to_bf16(x[i]);
-    }
-}
-
-/* One block a row of the batch and a KV head. */
-static __global__ void kv_append_kernel(kvd_kv_append_args a)
-{
-    const uint32_t h   = blockIdx.y;
-    const uint64_t off = (uint64_t)h * a.kv.head_dim;
-    kvd_kv_seq     q;
-    uint32_t       r;
-
-    if (!cuda_find_row(a.seq, a.n_seq, blockIdx.x, &q, &r))
-        return;
-    const uint64_t row = q.first_row + r;
-    uint8_t       *to  = cuda_kv_row(a.kv, q.block, h, q.n_past + r);
-
-    store_row(a.kv, a.k + row * a.k_stride + off, to);
-    store_row(a.kv, a.v + row * a.v_stride + off, to + a.kv.record_bytes / 2);
-}
-
-kvd_status cuda_kv_append(kvd_stream *st, const kvd_kv_append_args *a, kvd_err *err)
-{
-    if (a->n_seq == 0 || a->n_token == 0)
-        return KVD_OK;
-    cuda_enter(st);
-    kv_append_kernel<<<dim3(a->n_token, a->kv.n_kv_head), KV_THREADS, 0, st->s>>>(*a);
-    return cuda_launched("kv_append", err);
 }

@@ -30,6 +30,8 @@ extern "C" {
 #include "backend/backend.h"
 }
 
+#define CUDA_GROUP_MAX 256u /* query heads of a KV head that select takes */
+
 /* One buffer per family of ops: those of one family follow each other, families may overlap. */
 typedef enum cuda_scratch_id {
     CUDA_SCRATCH_MATMUL, /* cuda_matmul.cu */
@@ -38,6 +40,7 @@ typedef enum cuda_scratch_id {
     CUDA_SCRATCH_BUILD,  /* cuda_index_build.cu */
     CUDA_SCRATCH_SELECT, /* cuda_select.cu */
     CUDA_SCRATCH_WINDOW, /* cuda_window.cu */
+    CUDA_SCRATCH_BEST,   /* cuda_best.cu */
     CUDA_SCRATCH_COUNT
 } cuda_scratch_id;
 
@@ -64,6 +67,7 @@ typedef struct cuda_backend {
     uint64_t           context_bytes;                        /* what opening took */
     uint64_t           free_at_open;                         /* of the device, behind it */
     bool               can_register; /* pages of our own can have the same address on the device */
+    bool               streamed;     /* there has been a stream: others take precedence of it */
 } cuda_backend;
 
 struct kvd_stream {
@@ -117,6 +121,7 @@ uint64_t cuda_span_scratch_bytes(const cuda_backend *be, const kvd_backend_limit
 uint64_t cuda_build_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
 uint64_t cuda_select_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
 uint64_t cuda_window_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
+uint64_t cuda_best_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
 
 /* ---- pinned memory (cuda_pinned.cu) -------------------------------------------------- */
 
@@ -140,10 +145,14 @@ void       cuda_memory(const kvd_backend *b, kvd_device_memory *out);
 /* cuda_elem.cu */
 kvd_status cuda_embed(kvd_stream *st, const kvd_embed_args *a, kvd_err *err);
 kvd_status cuda_rms_norm(kvd_stream *st, const kvd_rms_norm_args *a, kvd_err *err);
+kvd_status cuda_swiglu(kvd_stream *st, const kvd_swiglu_args *a, kvd_err *err);
+/* cuda_heads.cu */
 kvd_status cuda_head_norm(kvd_stream *st, const kvd_head_norm_args *a, kvd_err *err);
 kvd_status cuda_rope(kvd_stream *st, const kvd_rope_args *a, kvd_err *err);
-kvd_status cuda_swiglu(kvd_stream *st, const kvd_swiglu_args *a, kvd_err *err);
 kvd_status cuda_kv_append(kvd_stream *st, const kvd_kv_append_args *a, kvd_err *err);
+kvd_status cuda_qkv_finish(kvd_stream *st, const kvd_qkv_finish_args *a, kvd_err *err);
+/* cuda_best.cu */
+kvd_status cuda_best(kvd_stream *st, const kvd_best_args *a, kvd_err *err);
 /* cuda_matmul.cu */
 kvd_status cuda_matmul(kvd_stream *st, const kvd_matmul_args *a, kvd_err *err);
 /* cuda_attn.cu */

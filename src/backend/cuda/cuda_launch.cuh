@@ -11,8 +11,6 @@
 #ifndef KVD_CUDA_LAUNCH_CUH
 #define KVD_CUDA_LAUNCH_CUH
 
-#include <utility>
-
 #include "backend/cuda/cuda_impl.h"
 
 static __device__ __forceinline__ void cuda_pdl_wait()
@@ -32,7 +30,7 @@ static __device__ __forceinline__ void cuda_pdl_go()
 /* A failed launch is found by cuda_launched(). */
 template <typename... P, typename... A>
 static inline void cuda_launch(const cuda_backend *be, void (*kernel)(P...), dim3 grid, dim3 block,
-                               size_t smem, cudaStream_t s, A &&...arg)
+                               size_t smem, cudaStream_t s, const A &...arg)
 {
     cudaLaunchAttribute attr = {};
     cudaLaunchConfig_t  c    = {};
@@ -45,7 +43,7 @@ static inline void cuda_launch(const cuda_backend *be, void (*kernel)(P...), dim
     c.stream                                        = s;
     c.attrs                                         = &attr;
     c.numAttrs                                      = be->cc >= 90 ? 1 : 0;
-    (void)cudaLaunchKernelEx(&c, kernel, std::forward<A>(arg)...);
+    (void)cudaLaunchKernelEx(&c, kernel, arg...);
 }
 
 #endif

@@ -284,16 +284,37 @@ static bool mm_direct(const kvd_matmul_args *a)
     return true;
 }
 
+/* Without the norm and the swiglu around it. */
+static kvd_status mm_product(const cuda_backend *be, const kvd_matmul_args *a, cudaStream_t s,
+                             kvd_err *err)
+{
+    if (be->lt && !be->precise && !be->deterministic &&
+        (a->n_token > mm_gemv_tokens(a) || (a->n_token >= MM_GEMM_BF16 && mm_direct(a))))
+        return mm_gemm(be, a, s, err);
+    for (uint32_t t = 0; t < a->n_token; t += GEMV_TOKENS)
+        mm_gemv(be, a, t, (uint32_t)kvd_min_u64(GEMV_TOKENS, a->n_token - t), s);
+    return cuda_launched("matmul", err);
+}
+
 kvd_status cuda_matmul(kvd_stream *st, const kvd_matmul_args *a, kvd_err *err)
 {
     const cuda_backend *be = cuda_enter(st);
+    kvd_matmul_args     b  = *a;
 
     kvd_assert(a->n_out <= KVD_MATMUL_OUT_MAX);
     kvd_assert(a->n_token <= be->lim.n_token && a->n_col <= be->lim.n_col);
-    if (be->lt && !be->precise && !be->deterministic &&
-        (a->n_token > mm_gemv_tokens(a) || (a->n_token >= MM_GEMM_BF16 && mm_direct(a))))
-        return mm_gemm(be, a, st->s, err);
-    for (uint32_t t = 0; t < a->n_token; t += GEMV_TOKENS)
-        mm_gemv(be, a, t, (uint32_t)kvd_min_u64(GEMV_TOKENS, a->n_token - t), st->s);
-    return cuda_launched("matmul", err);
+    if (a->norm) {
+        const kvd_rms_norm_args n = kvd_matmul_norm(a);
+
+        KVD_TRY(cuda_rms_norm(st, &n, err));
+        b.x        = a->xn;
+        b.x_stride = a->n_col;
+    }
+    KVD_TRY(mm_product(be, &b, st->s, err));
+    if (a->swiglu) {
+        const kvd_swiglu_args g = kvd_matmul_swiglu(a);
+
+        KVD_TRY(cuda_swiglu(st, &g, err));
+    }
+    return KVD_OK;
 }

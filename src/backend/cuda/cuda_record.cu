@@ -31,7 +31,10 @@ static bool on_host(const void *p)
 {
     cudaPointerAttributes at;
 
-    return cudaPointerGetAttributes(&at, p) == cudaSuccess && at.type == cudaMemoryTypeHost;
+    if (cudaPointerGetAttributes(&at, p) == cudaSuccess)
+        return at.type == cudaMemoryTypeHost;
+    cudaGetLastError(); /* or the launch would be blamed for it */
+    return false;
 }
 
 kvd_status cuda_record_copy(kvd_stream *st, const kvd_record_copy_args *a, kvd_err *err)

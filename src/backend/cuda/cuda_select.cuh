@@ -18,8 +18,8 @@ extern "C" {
 #include "backend/index_layout.h"
 }
 
-#define SELECT_GROUP_MAX 256u /* query heads of a KV head */
-#define SELECT_PARTS_MAX 64u  /* blocks of threads that scan a lane */
+#define SELECT_GROUP_MAX CUDA_GROUP_MAX
+#define SELECT_PARTS_MAX 64u /* blocks of threads that scan a lane */
 
 /* An op's args and where its scratch lies.  Lane l = sequence * n_kv_head + KV head. */
 typedef struct select_job {
