@@ -77,9 +77,9 @@ const kvd_opt cli_options[] = {
     { "schedule", "", KVD_OPT_CHOICE, "sequential|elastic", "sequential", NOLIM, EVAL,
       "sparse steps on the GPU: a layer's rows select, fetch and attend together, or in "
       "micro-batches, so that misses of one come up while others select" },
-    { "micro-batch", "", KVD_OPT_INT, "N", "0", 0, 4096, EVAL,
-      "rows of a micro-batch with --schedule elastic; 0: the first steps with a number of rows try "
-      "1, 2, 4 ... and the quickest stays" },
+    { "micro-batch", "", KVD_OPT_TEXT, "N|auto", "auto", NOLIM, EVAL,
+      "rows of a micro-batch with --schedule elastic; auto: the first steps with a number of rows "
+      "try 1, 2, 4 ... and the quickest stays" },
     { "lookup", "", KVD_OPT_CHOICE, "device|host", "device", NOLIM, EVAL,
       "who compares selections with windows: the GPU, or the CPU as arXiv 2605.18071 does "
       "(slower)" },
