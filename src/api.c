@@ -308,17 +308,24 @@ kvd_status kvd_session_open(kvd_session **out, kvd_model *m, const kvd_session_p
 {
     session_args q;
 
+    kvd_err own = { 0 };
+
     *out = NULL;
+    err  = err ? err : &own;
     KVD_TRY(take_session(&q, p, err));
-    return engine_session_open(out, m, &q.p, err);
+    KVD_TRY(engine_model_alive(m, err));
+    return engine_model_note(m, engine_session_open(out, m, &q.p, err), err);
 }
 
 kvd_status kvd_session_set_attention(kvd_session *s, const kvd_attention_params *p, kvd_err *err)
 {
     kvd_attention_params q;
+    kvd_err              own = { 0 };
 
+    err = err ? err : &own;
     KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_attention_params", err));
-    return engine_session_set_attention(s, &q, err);
+    KVD_TRY(engine_model_alive(s->model, err));
+    return engine_model_note(s->model, engine_session_set_attention(s, &q, err), err);
 }
 
 void kvd_session_close(kvd_session *s)
@@ -329,9 +336,12 @@ void kvd_session_close(kvd_session *s)
 kvd_status kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
 {
     kvd_batch q;
+    kvd_err   own = { 0 };
 
+    err = err ? err : &own;
     KVD_TRY(take_struct(&q, sizeof(q), b, "kvd_batch", err));
-    return engine_eval(s, &q, err);
+    KVD_TRY(engine_model_alive(s->model, err));
+    return engine_model_note(s->model, engine_eval(s, &q, err), err);
 }
 
 const float *kvd_logits(const kvd_session *s, uint32_t row)
@@ -344,7 +354,11 @@ const float *kvd_logits(const kvd_session *s, uint32_t row)
 kvd_status kvd_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                        kvd_progress_fn fn, void *ctx, kvd_err *err)
 {
-    return engine_prefill(s, seq, token, n_token, fn, ctx, err);
+    kvd_err own = { 0 };
+
+    err = err ? err : &own;
+    KVD_TRY(engine_model_alive(s->model, err));
+    return engine_model_note(s->model, engine_prefill(s, seq, token, n_token, fn, ctx, err), err);
 }
 
 uint32_t kvd_seq_len(const kvd_session *s, uint32_t seq)
@@ -354,12 +368,17 @@ uint32_t kvd_seq_len(const kvd_session *s, uint32_t seq)
 
 kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err)
 {
+    KVD_TRY(engine_model_alive(s->model, err));
     return engine_seq_truncate(s, seq, n_keep, err);
 }
 
 kvd_status kvd_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err)
 {
-    return engine_seq_synthesize(s, seq, n_token, err);
+    kvd_err own = { 0 };
+
+    err = err ? err : &own;
+    KVD_TRY(engine_model_alive(s->model, err));
+    return engine_model_note(s->model, engine_seq_synthesize(s, seq, n_token, err), err);
 }
 
 void kvd_session_cancel(kvd_session *s)
@@ -422,7 +441,10 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
 
 kvd_status kvd_session_flush(kvd_session *s, kvd_err *err)
 {
-    return kv_flush(s->kv, err);
+    kvd_err own = { 0 };
+
+    err = err ? err : &own;
+    return engine_model_note(s->model, kv_flush(s->kv, err), err);
 }
 
 bool kvd_session_get_lane(const kvd_session *s, uint32_t layer, uint32_t kv_head,

@@ -32,6 +32,7 @@ struct kvd_model {
     char         name[128], file_type[16];
     bool         precise;
     uint32_t     n_reserve; /* times that the backend's scratch may have moved */
+    char         device_error[KVD_ERR_MSG_BYTES]; /* "" until the device has failed */
     bool watched; /* sessions opened from now on let engine_profile look in: steps take the host */
     uint64_t device_memory; /* cap of what a device of its own may hold for us; 0: none */
 };
@@ -40,6 +41,10 @@ kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err
 /* The backend's scratch for one more user of it. */
 kvd_status engine_model_reserve(kvd_model *m, const kvd_backend_limits *lim, kvd_err *err);
 void       engine_model_close(kvd_model *m);
+/* A device that has failed (KVD_E_DEVICE) is lost for good.  note: hands st on, and remembers such
+ * a failure; alive: refuses, once there was one, with its message. */
+kvd_status engine_model_note(kvd_model *m, kvd_status st, const kvd_err *err);
+kvd_status engine_model_alive(const kvd_model *m, kvd_err *err);
 /* Where the device has memory of its own: what may be taken there from now on, scratch included
  * that is held already. */
 uint64_t   engine_model_room(const kvd_model *m);
@@ -120,6 +125,13 @@ typedef struct engine_trials {
     float    ms[ENGINE_MICRO_MAX][ENGINE_MICRO_STEPS];
 } engine_trials;
 
+/* Rows of cosines and sines of positions 0 .. n - 1. */
+typedef struct engine_rope {
+    float   *row; /* [n_ctx][n_rot]; NULL: none are kept */
+    uint32_t n;
+    bool     longs; /* by the long factors */
+} engine_rope;
+
 struct kvd_session {
     kvd_model         *model;
     kvd_session_params params; /* complete: no zeros left but kv_device and kv_host */
@@ -131,6 +143,7 @@ struct kvd_session {
     bool           cached; /* there is a prefix cache */
     kv_store      *kv;
     engine_buffers buf;
+    engine_rope    rope;
     engine_seq    *seq;    /* [n_seq] */
     int32_t       *tokens; /* [n_seq][n_ctx], where seq[i].token points */
 
@@ -191,6 +204,11 @@ void *engine_dev(const engine_buffers *b, const void *listed);
 kvd_status engine_buffers_upload(kvd_session *s, uint32_t n, kvd_err *err);
 /* n rows of out become logits', once the stream has come so far. */
 kvd_status engine_buffers_download(kvd_session *s, uint32_t n, kvd_err *err);
+/* engine_rope.c: rows of positions [first, first + n), by the long factors or not. */
+uint64_t   engine_rope_bytes(const kvd_model *m, uint32_t n_ctx);
+kvd_status engine_rope_open(kvd_session *s, kvd_err *err);
+void       engine_rope_close(kvd_session *s);
+void       engine_rope_rows(kvd_session *s, uint32_t first, uint32_t n, bool longs, float *to);
 /* engine_graph.c.  fits: whether the batch laid out is a step that can be recorded.  step: runs it
  * so; fn gives its ops to the stream. */
 typedef kvd_status (*engine_enqueue_fn)(kvd_session *s, uint32_t n_token, kvd_err *err);

@@ -345,6 +345,24 @@ kvd_status engine_model_reserve(kvd_model *m, const kvd_backend_limits *lim, kvd
     return m->be->ops->reserve(m->be, lim, err);
 }
 
+kvd_status engine_model_note(kvd_model *m, kvd_status st, const kvd_err *err)
+{
+    if (st == KVD_E_DEVICE && !*m->device_error)
+        snprintf(m->device_error, sizeof(m->device_error), "%s",
+                 err && *err->msg ? err->msg : "the device has failed");
+    return st;
+}
+
+kvd_status engine_model_alive(const kvd_model *m, kvd_err *err)
+{
+    if (!*m->device_error)
+        return KVD_OK;
+    return kvd_fail(err, KVD_E_DEVICE, 0,
+                    "the device is lost: %.400s (close sessions and model; what the prefix cache "
+                    "had by then is kept)",
+                    m->device_error);
+}
+
 void engine_model_close(kvd_model *m)
 {
     if (!m)

@@ -32,15 +32,13 @@ model_run engine_run_of(kvd_session *s, uint32_t n_token)
 
 static void fill_cos_sin(kvd_session *s)
 {
-    const model   *net   = s->model->net;
-    const uint32_t n_rot = model_get_hparams(net)->n_rot;
+    const uint32_t n_rot = model_get_hparams(s->model->net)->n_rot;
 
     for (uint32_t i = 0; i < s->n_part; i++) {
         const kvd_kv_seq *p = &s->buf.part[i];
 
-        for (uint32_t r = 0; r < p->n_row; r++)
-            model_rope_row(net, p->n_past + r, s->seq[s->part_seq[i]].rope_long,
-                           s->buf.cos_sin_host + (size_t)(p->first_row + r) * n_rot);
+        engine_rope_rows(s, p->n_past, p->n_row, s->seq[s->part_seq[i]].rope_long,
+                         s->buf.cos_sin_host + (size_t)p->first_row * n_rot);
     }
 }
 

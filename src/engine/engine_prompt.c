@@ -40,12 +40,10 @@ static uint32_t batch_rows(const prompt *p, uint32_t first)
 
 static kvd_status embed(const prompt *p, kvd_err *err)
 {
-    const model         *net   = p->s->model->net;
-    const model_hparams *hp    = model_get_hparams(net);
-    const bool           longs = p->s->seq[p->seq].rope_long;
+    const model *net   = p->s->model->net;
+    const bool   longs = p->s->seq[p->seq].rope_long;
 
-    for (uint32_t i = 0; i < p->n_token; i++)
-        model_rope_row(net, p->n_past + i, longs, p->s->buf.cos_sin_host + (size_t)i * hp->n_rot);
+    engine_rope_rows(p->s, p->n_past, p->n_token, longs, p->s->buf.cos_sin_host);
     memcpy(p->s->buf.token, p->token, p->n_token * sizeof(*p->token));
     KVD_TRY(engine_buffers_upload(p->s, p->n_token, err));
     for (uint32_t first = 0; first < p->n_token; first += batch_rows(p, first)) {

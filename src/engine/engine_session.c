@@ -13,7 +13,8 @@
 #define N_BATCH_DEFAULT 512u
 #define N_BATCH_MAX     16384u
 #define N_ROW_DEFAULT   4096u        /* of a prompt on a device with memory of its own, */
-#define ROW_BYTES       (1ull << 30) /* unless its activations take more than this */
+#define ROW_BYTES       (1ull << 30) /* unless its activations take more than this, */
+#define ROW_SHARE       32u          /* or than this share of the device's memory */
 #define N_SEQ_MAX       4096u
 #define DISK_LAG_MAX    64u
 #define SINK_NONE       UINT32_MAX
@@ -177,18 +178,23 @@ static kvd_status shape_lanes(session_shape *sh, kvd_err *err)
     return KVD_OK;
 }
 
-/* Rows of a prompt that go through a layer together: a GPU wants thousands. */
+/* Rows of a prompt that go through a layer together: a GPU wants thousands.  Their number follows
+ * from what the device is, not from what is free just then: it decides about last bits. */
 static uint32_t prompt_rows(const kvd_model *m, const kvd_session_params *in,
                             const kvd_session_params *p)
 {
     const model_hparams *hp = model_get_hparams(m->net);
     const uint64_t floats   = 2ull * (hp->n_embd + hp->n_ff + (uint64_t)hp->n_head * hp->head_dim) +
                             2ull * hp->n_kv_head * hp->head_dim;
-    const uint64_t rows = kvd_min_u64(kvd_min_u64(N_ROW_DEFAULT, p->n_ctx),
-                                      ROW_BYTES / (4 * floats) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
+    kvd_device_memory d;
+    uint64_t          bytes, rows;
 
     if (in->n_batch != 0 || m->be->unified)
         return p->n_batch;
+    m->be->ops->memory(m->be, &d);
+    bytes = kvd_min_u64(ROW_BYTES, (m->device_memory ? m->device_memory : d.total) / ROW_SHARE);
+    rows  = bytes / (4 * floats) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+    rows  = kvd_min_u64(rows, kvd_min_u64(N_ROW_DEFAULT, p->n_ctx));
     return (uint32_t)kvd_max_u64(rows, p->n_batch);
 }
 
@@ -298,8 +304,8 @@ static kvd_status fill_plan(const kvd_model *m, session_shape *sh, kvd_plan *out
     out->weight_bytes  = gguf_mapped_bytes(m->file);
     out->scratch_bytes = buffers + shared + scratch;
     plan_device(m, &kv, buffers, shared, scratch, out);
-    out->host_bytes =
-        engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(m, p);
+    out->host_bytes = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] +
+                      session_host_bytes(m, p) + engine_rope_bytes(m, p->n_ctx);
     out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes +
                        out->device_context_bytes;
     out->available_bytes = os_mem_available();
@@ -373,6 +379,7 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
     const kvd_backend_limits lim = limits_of(m, sh);
 
     KVD_TRY(alloc_tables(s, err));
+    KVD_TRY(engine_rope_open(s, err));
     KVD_TRY(engine_trace_open(s, s->params.trace_path, err));
     sh->kv.trace  = s->trace;
     sh->kv.stamps = s->stamps;
@@ -446,6 +453,7 @@ void engine_session_close(kvd_session *s)
     engine_buffers_close(&s->buf, s->model->be);
     kv_store_close(s->kv);
     engine_trace_close(s);
+    engine_rope_close(s);
     kvd_free(s->part_seq);
     kvd_free(s->out_row);
     kvd_free(s->out_seq);

@@ -379,7 +379,9 @@ kvd_status kv_leave_end(kv_store *s, kvd_err *err);
  * map, unmap: takes and gives back what sealed block number b holds besides its raw block.
  * index_layer: landmarks of n blocks that lie anywhere.
  * move_down: a layer's lanes of blocks [first, end), at layer_at[b], go to their host records.
- * send_down: the same for raw records of a prompt on the stage, by the late list.
+ * list_down: lists what of a layer's block b has host records: lanes that lie at `at` in steps of
+ *   lane_bytes, records in steps of record_bytes; returns how long the list is then.
+ * copy_listed: n listed records, one op.
  * keep_packed: the same for lanes that lie packed already (kv_packed_at()); all have places.
  * seal_layer: blocks [first, end) of a layer, at layer_at[b] (block[] and l say so to kernels), are
  *   indexed, stored and packed.
@@ -392,8 +394,11 @@ kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd
                           const uint64_t *block, const uint64_t *iblock, uint32_t n, kvd_err *err);
 kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
                         uint32_t end, const uint64_t *layer_at, kvd_err *err);
-kvd_status kv_send_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
-                        uint32_t end, kvd_err *err);
+uint64_t   kv_list_down(const kv_store *s, const kv_copies *list, uint32_t seq, uint32_t layer,
+                        uint32_t b, uint64_t at, uint64_t lane_bytes, uint64_t record_bytes,
+                        uint64_t n);
+kvd_status kv_copy_listed(kv_store *s, kvd_stream *st, const kv_copies *list, const void *src,
+                          void *dst, uint64_t bytes, uint64_t n, kvd_err *err);
 kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                           uint64_t at, kvd_err *err);
 kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,

@@ -31,6 +31,42 @@ void kv_leave_close(kv_store *s)
         ops->event_close(s->left);
 }
 
+/* Whether the n listed copies of a block are one: its lanes lie together on the stage, and mostly
+ * its places, which have been taken one after the other. */
+static bool is_one_run(const kv_copies *list, uint64_t n, uint64_t bytes)
+{
+    for (uint64_t i = 1; i < n; i++) {
+        if (list->src[i] != list->src[i - 1] + bytes || list->dst[i] != list->dst[i - 1] + bytes)
+            return false;
+    }
+    return n > 0;
+}
+
+/* Runs by the copy engine; the rest by a kernel, which takes processors from products that count on
+ * all of them.  Each block has its own part of the list: others may not have been read yet. */
+static kvd_status send_down(kv_store *s, uint32_t layer, uint32_t first, uint32_t end, kvd_err *err)
+{
+    const uint64_t at    = (uint64_t)first * s->block_chunks * s->params.n_kv_head;
+    const uint64_t bytes = s->packed_bytes;
+    kv_copies      list  = s->step.list[KV_COPIES_LATE];
+    uint64_t       n     = 0;
+
+    list.src += at;
+    list.dst += at;
+    for (uint32_t b = first; b < end; b++) {
+        const uint64_t  m   = kv_list_down(s, &list, s->prompt.seq, layer, b, kv_stage_block(s, b),
+                                           s->layout.head_stride, s->layout.record_bytes, n);
+        const kv_copies own = { .src = list.src + n, .dst = list.dst + n };
+
+        if (is_one_run(&own, m - n, bytes))
+            KVD_TRY(s->be->ops->copy(s->down, s->host, own.dst[0], s->pool, own.src[0],
+                                     (m - n) * bytes, err));
+        else
+            n = m;
+    }
+    return kv_copy_listed(s, s->down, &list, s->pool.ptr, s->host.ptr, bytes, n, err);
+}
+
 kvd_status kv_prompt_written(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t n_token,
                              kvd_err *err)
 {
@@ -45,7 +81,7 @@ kvd_status kv_prompt_written(kv_store *s, kvd_stream *st, uint32_t layer, uint32
         KVD_TRY(kv_wait_lists(s, s->down, err));
     KVD_TRY(ops->event_record(s->written, st, err));
     KVD_TRY(ops->event_wait(s->written, s->down, err));
-    KVD_TRY(kv_send_down(s, s->down, p->seq, layer, p->left, end, err));
+    KVD_TRY(send_down(s, layer, p->left, end, err));
     p->left = end;
     return ops->event_record(s->left, s->down, err);
 }

@@ -10,8 +10,8 @@
 
 #include "kv/kv_cache.h"
 
-static kvd_status copy_listed(kv_store *s, kvd_stream *st, const kv_copies *list, const void *src,
-                              void *dst, uint64_t bytes, uint64_t n, kvd_err *err)
+kvd_status kv_copy_listed(kv_store *s, kvd_stream *st, const kv_copies *list, const void *src,
+                          void *dst, uint64_t bytes, uint64_t n, kvd_err *err)
 {
     const kvd_record_copy_args a = {
         .n = n, .bytes = bytes, .src_off = list->src, .dst_off = list->dst, .src = src, .dst = dst
@@ -23,7 +23,7 @@ static kvd_status copy_listed(kv_store *s, kvd_stream *st, const kv_copies *list
 static kvd_status copy_records(kv_store *s, kvd_stream *st, const void *src, void *dst,
                                uint64_t bytes, uint64_t n, kvd_err *err)
 {
-    return copy_listed(s, st, &s->step.list[KV_COPIES], src, dst, bytes, n, err);
+    return kv_copy_listed(s, st, &s->step.list[KV_COPIES], src, dst, bytes, n, err);
 }
 
 static const uint32_t *host_of_block(const kv_store *s, uint32_t seq, uint32_t lane, uint32_t b)
@@ -32,11 +32,9 @@ static const uint32_t *host_of_block(const kv_store *s, uint32_t seq, uint32_t l
            (uint64_t)b * s->block_chunks;
 }
 
-/* Lists what of a layer's block b has host records: lanes that lie at `at` in steps of lane_bytes,
- * records in steps of record_bytes. */
-static uint64_t list_down(const kv_store *s, const kv_copies *list, uint32_t seq, uint32_t layer,
-                          uint32_t b, uint64_t at, uint64_t lane_bytes, uint64_t record_bytes,
-                          uint64_t n)
+uint64_t kv_list_down(const kv_store *s, const kv_copies *list, uint32_t seq, uint32_t layer,
+                      uint32_t b, uint64_t at, uint64_t lane_bytes, uint64_t record_bytes,
+                      uint64_t n)
 {
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
         const uint32_t *host = host_of_block(s, seq, layer * s->params.n_kv_head + h, b);
@@ -59,34 +57,18 @@ kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
     if (s->record.type == KVD_RECORD_RAW) {
         KVD_TRY(kv_wait_lists(s, st, err));
         for (uint32_t b = first; b < end; b++)
-            n = list_down(s, &s->step.list[KV_COPIES], seq, layer, b, layer_at[b],
-                          s->layout.head_stride, s->layout.record_bytes, n);
+            n = kv_list_down(s, &s->step.list[KV_COPIES], seq, layer, b, layer_at[b],
+                             s->layout.head_stride, s->layout.record_bytes, n);
         return copy_records(s, st, s->pool.ptr, s->host.ptr, s->packed_bytes, n, err);
     }
     for (uint32_t b = first; b < end; b++) {
         KVD_TRY(kv_wait_lists(s, st, err));
         KVD_TRY(kv_pack_layer(s, st, seq, layer, b, layer_at[b], err));
-        n = list_down(s, &s->step.list[KV_COPIES], seq, layer, b, 0,
-                      s->block_chunks * s->packed_bytes, s->packed_bytes, 0);
+        n = kv_list_down(s, &s->step.list[KV_COPIES], seq, layer, b, 0,
+                         s->block_chunks * s->packed_bytes, s->packed_bytes, 0);
         KVD_TRY(copy_records(s, st, s->packed, s->host.ptr, s->packed_bytes, n, err));
     }
     return KVD_OK;
-}
-
-/* Each block has its own part of the list: those that went before may not have been read yet. */
-kvd_status kv_send_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
-                        uint32_t end, kvd_err *err)
-{
-    const uint64_t at   = (uint64_t)first * s->block_chunks * s->params.n_kv_head;
-    kv_copies      list = s->step.list[KV_COPIES_LATE];
-    uint64_t       n    = 0;
-
-    list.src += at;
-    list.dst += at;
-    for (uint32_t b = first; b < end; b++)
-        n = list_down(s, &list, seq, layer, b, kv_stage_block(s, b), s->layout.head_stride,
-                      s->layout.record_bytes, n);
-    return copy_listed(s, st, &list, s->pool.ptr, s->host.ptr, s->packed_bytes, n, err);
 }
 
 kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,

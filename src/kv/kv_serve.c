@@ -221,6 +221,17 @@ static kv_arrival arrival_of(const kv_store *s, const serve_queue *q, uint32_t i
     return a;
 }
 
+/* Whether there is such a record: a device that has gone wrong may ask for anything. */
+static bool is_sound(const kv_store *s, const kvd_miss_request *r)
+{
+    const uint32_t in_layer = s->params.n_seq * s->params.n_kv_head;
+    const uint32_t row      = r->lane % in_layer / s->params.n_kv_head;
+
+    return r->lane / in_layer < s->params.n_layer && row < s->step.n_row &&
+           r->chunk < s->seq[s->step.rows_seq[row]].n_sealed / s->params.chunk_tokens &&
+           r->score <= UINT16_MAX;
+}
+
 /* Records [first, first + n) cannot be had: their blocks are lost, the step ends. */
 static void fail(kv_store *s, const serve_queue *q, uint32_t first, uint32_t n, kvd_status st)
 {
@@ -236,20 +247,35 @@ static void fail(kv_store *s, const serve_queue *q, uint32_t first, uint32_t n, 
 
 /* How many of what is posted may be read now: a round's places, when all of the round before have
  * been taken. */
-static uint32_t room_of(const serve_queue *q)
+static uint32_t room_of(const kv_store *s, const serve_queue *q)
 {
     const uint32_t posted = __atomic_load_n(&q->queue->posted, __ATOMIC_ACQUIRE);
     const uint32_t taken  = __atomic_load_n(&q->queue->taken, __ATOMIC_ACQUIRE);
-    const uint64_t n      = kvd_min_u64(posted - q->begun, KV_TIER_READS_MAX);
+    const uint64_t most   = kvd_min_u64(posted, requests_max(&s->params));
+    const uint64_t end    = kvd_min_u64(most, (uint64_t)taken + q->n_place);
 
-    return (uint32_t)kvd_min_u64(n, taken + q->n_place - q->begun);
+    return end > q->begun ? (uint32_t)kvd_min_u64(end - q->begun, KV_TIER_READS_MAX) : 0;
+}
+
+/* What the next n requests read; false: not all of them make sense. */
+static bool list_reads(kv_store *s, const serve_queue *q, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        kv_arrival a;
+
+        if (!is_sound(s, &q->request[q->begun + i]))
+            return false;
+        a                = arrival_of(s, q, q->begun + i);
+        s->tier->read[i] = kv_tier_read_of(s, &a);
+    }
+    return true;
 }
 
 /* Starts what is posted, as one batch; none when all tickets are out. */
 static void start(kv_store *s, serve_queue *q, bool urgent)
 {
     kv_serve      *v   = s->tier->serve;
-    const uint32_t n   = room_of(q);
+    const uint32_t n   = room_of(s, q);
     serve_batch   *b   = &q->batch[(q->at + q->n_batch) % v->n_batch_max];
     kvd_err        err = { 0 };
     kvd_status     st;
@@ -257,10 +283,11 @@ static void start(kv_store *s, serve_queue *q, bool urgent)
 
     if (n == 0 || q->n_batch == v->n_batch_max)
         return;
-    for (uint32_t i = 0; i < n; i++) {
-        const kv_arrival a = arrival_of(s, q, q->begun + i);
-
-        s->tier->read[i] = kv_tier_read_of(s, &a);
+    if (!list_reads(s, q, n)) {
+        v->status = kvd_fail(&v->err, KVD_E_DEVICE, 0,
+                             "disk tier: the device asks for records that are none");
+        kv_serve_give_up(s);
+        return;
     }
     was = kvd_alloc_guard(false); /* checksums, when a unit is first read */
     st  = kv_disk_read_start(s->cache->disk, s->tier->read, n, urgent, &b->ticket, &err);

@@ -19,6 +19,7 @@
 #include "kv/kv_cache.h"
 #include "kv/kv_disk_int.h"
 #include "support/disk_model.h"
+#include "support/split.h"
 #include "support/tiny.h"
 
 #define N_TEXT  6u
@@ -74,6 +75,8 @@ static int child(const char *dir, uint64_t seed, const char *point, bool evicts)
     o.tiers       = kvd_rng_below(&rng, 2);
     o.kv_host     = kvd_rng_below(&rng, 2) ? 0 : 60000;
     o.cache_bytes = evicts ? 1500000 : 0;
+    if (kvd_rng_below(&rng, 2)) /* what it stores is on its way from a device for some time */
+        split_begin(m->be);
     if (tiny_session(&s, m, &o, &err) != KVD_OK)
         return child_failed(&err);
     s->kv->cache->disk->p.point     = at_point;

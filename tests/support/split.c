@@ -60,6 +60,8 @@ static bool                   others_first, dry; /* dry: ops do nothing */
 static bool                   recording;
 static size_t                 graph_at; /* of tasks: the first that is recorded */
 static uint64_t               n_run;    /* of graphs */
+static uint64_t               n_wait;
+static uint64_t               n_op[2], fail_at[2]; /* ops run, copies down; which fails, or 0 */
 static uint64_t               memory_total, memory_context, scratch, pinned;
 
 /* A thread that runs a stream up to what somebody has asked for, whether it is done. */
@@ -93,6 +95,15 @@ static void *copy_of(const void *args, size_t bytes)
     return memcpy(p, args, bytes);
 }
 
+static kvd_status failed(kvd_err *err)
+{
+    for (int i = 0; i < 2; i++)
+        if (fail_at[i] && n_op[i] >= fail_at[i])
+            return kvd_fail(err, KVD_E_DEVICE, 0, "split: the device has failed (%s %llu)",
+                            i ? "copy down" : "op", (unsigned long long)fail_at[i]);
+    return KVD_OK;
+}
+
 static void settle(void)
 {
     check(pthread_join(device, NULL) == 0);
@@ -103,6 +114,7 @@ static task *put(kvd_stream *st)
 {
     if (busy) /* what was given before has to have run; a failure shows when it is waited for */
         settle();
+    KVD_TRY(failed(err));
     if (n_task == n_task_max) {
         n_task_max = 2 * n_task_max + 64;
         tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
@@ -112,17 +124,38 @@ static task *put(kvd_stream *st)
     return &tasks[n_task++];
 }
 
-static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes)
+static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes, kvd_err *err)
 {
-    task *t = put(st);
+    task *t;
 
+    if (busy)
+        settle();
+    KVD_TRY(failed(err));
+    t        = put(st);
     t->fn    = fn;
     t->args  = copy_of(args, bytes);
     t->bytes = bytes;
     return KVD_OK;
 }
 
+static kvd_status run_copy(kvd_stream *st, const void *args, kvd_err *err);
+
+static bool comes_down(const task *t)
+{
+    const copy_args *a = t->args;
+
+    return t->fn == run_copy && a->src.kind == KVD_MEM_DEVICE && a->dst.kind == KVD_MEM_PINNED;
+}
+
 /* ---- running ------------------------------------------------------------------------- */
+
+static kvd_status run_op(const task *t, kvd_err *err)
+{
+    n_op[0]++;
+    n_op[1] += comes_down(t);
+    KVD_TRY(failed(err));
+    return t->fn(t->st, t->args, err);
+}
 
 /* A stream's tasks up to that of a number, and what they wait for. */
 static kvd_status run_stream(kvd_stream *st, uint64_t number, kvd_err *err)
@@ -140,7 +173,7 @@ static kvd_status run_stream(kvd_stream *st, uint64_t number, kvd_err *err)
                 rc = run_stream(tasks[k].st, t->after, err);
         }
         if (t->fn && !dry && rc == KVD_OK)
-            rc = t->fn(t->st, t->args, err);
+            rc = run_op(t, err);
     }
     return rc;
 }
@@ -183,7 +216,7 @@ static kvd_status run_tasks(kvd_stream *st, uint64_t number, kvd_err *err)
         rc = run_stream(st, number, err);
     sweep(rc != KVD_OK);
     allow(PROT_NONE);
-    return rc;
+    return rc == KVD_OK ? failed(err) : rc;
 }
 
 static void *device_main(void *unused)
@@ -209,6 +242,7 @@ static kvd_status run(kvd_stream *st, uint64_t number, kvd_err *err)
 
 static kvd_status split_sync(kvd_stream *st, kvd_err *err)
 {
+    n_wait++;
     KVD_TRY(run(st, n_number, err));
     return real->stream_sync(st, err);
 }
@@ -218,7 +252,7 @@ static void split_stream_close(kvd_stream *st)
     kvd_err err = { 0 };
 
     if (st)
-        check(run(st, n_number, &err) == KVD_OK);
+        check(run(st, n_number, &err) == KVD_OK || failed(NULL) != KVD_OK);
     real->stream_close(st);
 }
 
@@ -248,9 +282,10 @@ static void split_event_close(kvd_event *ev)
 
 static kvd_status split_event_record(kvd_event *ev, kvd_stream *st, kvd_err *err)
 {
-    task *t = put(st);
+    task *t;
 
-    (void)err;
+    KVD_TRY(failed(err));
+    t                    = put(st);
     t->event             = ev;
     event_of(ev)->number = t->number;
     return KVD_OK;
@@ -258,9 +293,10 @@ static kvd_status split_event_record(kvd_event *ev, kvd_stream *st, kvd_err *err
 
 static kvd_status split_event_wait(kvd_event *ev, kvd_stream *st, kvd_err *err)
 {
-    task *t = put(st);
+    task *t;
 
-    (void)err;
+    KVD_TRY(failed(err));
+    t        = put(st);
     t->event = ev;
     t->waits = true;
     t->after = event_of(ev)->number;
@@ -292,7 +328,7 @@ static kvd_status split_event_poll(const kvd_event *ev, kvd_err *err)
         return kvd_fail(err, over_status, 0, "%s", over_err.msg);
     t = task_before(ev);
     if (!t)
-        return KVD_OK;
+        return failed(err);
     device_stream = t->st;
     device_number = t->number;
     atomic_store(&over, false);
@@ -332,11 +368,13 @@ static void check_joined(kvd_stream *st)
 
 static kvd_status split_graph_end(kvd_stream *st, kvd_graph **out, kvd_err *err)
 {
-    kvd_graph *g = malloc(sizeof(*g));
+    kvd_graph *g;
 
-    (void)err;
-    check(g && recording && n_task > graph_at);
+    *out      = NULL;
     recording = false;
+    KVD_TRY(failed(err));
+    g = malloc(sizeof(*g));
+    check(g && n_task > graph_at);
     check_joined(st);
     g->n    = n_task - graph_at;
     g->task = copy_of(tasks + graph_at, g->n * sizeof(*g->task));
@@ -348,16 +386,15 @@ static kvd_status split_graph_end(kvd_stream *st, kvd_graph **out, kvd_err *err)
 static kvd_status split_graph_run(kvd_graph *g, kvd_stream *st, kvd_err *err)
 {
     (void)st;
-    (void)err;
     for (size_t i = 0; i < g->n; i++) {
         const task *t = &g->task[i];
 
         if (t->fn)
-            put_off(t->st, t->fn, t->args, t->bytes);
+            KVD_TRY(put_off(t->st, t->fn, t->args, t->bytes, err));
         else if (t->waits)
-            split_event_wait(t->event, t->st, err);
+            KVD_TRY(split_event_wait(t->event, t->st, err));
         else
-            split_event_record(t->event, t->st, err);
+            KVD_TRY(split_event_record(t->event, t->st, err));
     }
     n_run++;
     return KVD_OK;
@@ -379,8 +416,7 @@ static void split_graph_close(kvd_graph *g)
     }                                                                                    \
     static kvd_status split_##op(kvd_stream *st, const kvd_##op##_args *a, kvd_err *err) \
     {                                                                                    \
-        (void)err;                                                                       \
-        return put_off(st, run_##op, a, sizeof(*a));                                     \
+        return put_off(st, run_##op, a, sizeof(*a), err);                                \
     }
 
 WRAP(embed)
@@ -418,8 +454,7 @@ static kvd_status split_copy(kvd_stream *st, kvd_mem dst, uint64_t dst_off, kvd_
 {
     const copy_args a = { dst, src, dst_off, src_off, bytes };
 
-    (void)err;
-    return put_off(st, run_copy, &a, sizeof(a));
+    return put_off(st, run_copy, &a, sizeof(a), err);
 }
 
 static kvd_status run_fill(kvd_stream *st, const void *args, kvd_err *err)
@@ -434,8 +469,7 @@ static kvd_status split_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t
 {
     const fill_args a = { mem, off, pitch, row_bytes, n_row, value };
 
-    (void)err;
-    return put_off(st, run_fill, &a, sizeof(a));
+    return put_off(st, run_fill, &a, sizeof(a), err);
 }
 
 static kvd_status run_stamp(kvd_stream *st, const void *args, kvd_err *err)
@@ -445,8 +479,7 @@ static kvd_status run_stamp(kvd_stream *st, const void *args, kvd_err *err)
 
 static kvd_status split_stamp(kvd_stream *st, uint64_t *at, kvd_err *err)
 {
-    (void)err;
-    return put_off(st, run_stamp, &at, sizeof(at));
+    return put_off(st, run_stamp, &at, sizeof(at), err);
 }
 
 static void split_memory(const kvd_backend *be, kvd_device_memory *out)
@@ -497,7 +530,8 @@ static void split_free(kvd_backend *be, kvd_mem *m)
 {
     kvd_err err = { 0 };
 
-    check(run(NULL, 0, &err) == KVD_OK); /* as a GPU's, it waits for what may still use it */
+    check(run(NULL, 0, &err) == KVD_OK ||
+          failed(NULL) != KVD_OK); /* as a GPU's, it waits for what may still use it */
     for (int i = 0; i < N_MAX; i++) {
         if (m->ptr && held[i].ptr == m->ptr) {
             munmap(m->ptr, m->bytes);
@@ -556,9 +590,27 @@ void split_begin(kvd_backend *be)
     be->ops                 = &split_ops;
     be->unified             = false;
     n_run                   = 0;
+    n_wait                  = 0;
+    memset(n_op, 0, sizeof(n_op));
+    memset(fail_at, 0, sizeof(fail_at));
     scratch = pinned = 0;
     memory_total     = 1ull << 60;
     memory_context   = 0;
+}
+
+void split_fail_at(uint64_t n, bool down)
+{
+    fail_at[down] = n_op[down] + n;
+}
+
+uint64_t split_ops_run(bool down)
+{
+    return n_op[down];
+}
+
+uint64_t split_waits(void)
+{
+    return n_wait;
 }
 
 uint64_t split_graph_runs(void)

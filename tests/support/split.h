@@ -16,6 +16,12 @@ void split_end(kvd_backend *be); /* all that was allocated in between has been f
 
 uint64_t split_graph_runs(void); /* since split_begin() */
 void     split_order(bool others_first);
+uint64_t split_waits(void); /* for a stream, likewise */
+/* From the n-th op on (counted from now, 1 is the next) the device has failed for good: no op runs,
+ * and whatever gives, waits for or asks for one is KVD_E_DEVICE.  down: of copies from its memory
+ * to pinned memory, the n-th. */
+void     split_fail_at(uint64_t n, bool down);
+uint64_t split_ops_run(bool down); /* since split_begin() */
 /* What its device has in all, of which `context` is nobody's; without it, more than anybody asks
  * for.  Not enforced: what is held can be more. */
 void split_set_memory(uint64_t total, uint64_t context);

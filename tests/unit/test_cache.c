@@ -865,6 +865,34 @@ static void test_resume_sparse(void **state)
     close_model(m);
 }
 
+/* Steps that seal blocks and store them wait for a device of its own no more often than others. */
+static void test_steps_do_not_wait(void **state)
+{
+    kvd_model *m = open_model("llama");
+    uint64_t   n_wait[2];
+
+    (void)state;
+    if (m != split_model) {
+        close_model(m);
+        skip();
+    }
+    for (int cache = 0; cache < 2; cache++) {
+        kvd_stats    c = { .struct_size = sizeof(c) };
+        kvd_session *s = open_session(m, KVD_ATTENTION_SPARSE, cache, 0);
+
+        prefill(s, N_PROMPT, N_PROMPT, 0);
+        n_wait[cache] = split_waits();
+        generate(s, 600, NULL);
+        n_wait[cache] = split_waits() - n_wait[cache];
+        assert_int_equal(kvd_session_flush(s, &err), KVD_OK);
+        kvd_session_get_stats(s, &c);
+        assert_true(c.n_grown_blocks >= 2 && (c.disk_put_bytes > 0) == cache);
+        kvd_session_close(s);
+    }
+    assert_int_equal(n_wait[0], n_wait[1]);
+    close_model(m);
+}
+
 /* --backend NAME: on another backend than the CPU's, in place of both; --split: that alone. */
 int main(int argc, char **argv)
 {
@@ -885,6 +913,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_disk_tier_steps, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_segments, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_resume_sparse, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_steps_do_not_wait, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_damage_is_recomputed, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_foreign_blocks_are_misses, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_one_process_per_directory, make_dir, remove_dir),

@@ -22,7 +22,7 @@
 
 /* Tiles as wgmma reads them: rows of 128 bytes, their 16-byte pieces swizzled by the row. */
 template <uint32_t D> struct hop_tiles {
-    uint8_t  q[D / 64][HOP_HALF];
+    uint8_t  q[HOP_ROWS][2 * D]; /* on its way to registers; pieces changed about likewise */
     uint8_t  k[2][D / 64][HOP_HALF];
     uint8_t  v[2][D / 64][HOP_HALF];
     uint64_t k_full[2], k_free[2], v_full[2], v_free[2]; /* barriers */
@@ -32,6 +32,7 @@ template <uint32_t D> struct hop_tiles {
  * the next, of each 8 columns. */
 template <uint32_t D> struct hop_rows {
     float    s[HOP_KEYS / 2], o[D / 2];
+    uint32_t q[D / 4];        /* in bf16, scaled */
     uint32_t p[HOP_KEYS / 4]; /* weights in bf16 */
     float    max[2], sum[2], alpha[2];
 };
@@ -164,16 +165,17 @@ static __device__ __forceinline__ uint64_t hop_matrix(const void *p, uint32_t ne
     "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
 /* s (+)= q k^T of 16 dimensions. */
-static __device__ __forceinline__ void hop_mma_qk(float (&s)[64], uint64_t q, uint64_t k, int add)
+static __device__ __forceinline__ void hop_mma_qk(float (&s)[64], const uint32_t *q, uint64_t k,
+                                                  int add)
 {
     asm volatile("{\n"
                  ".reg .pred p;\n"
-                 "setp.ne.b32 p, %66, 0;\n"
+                 "setp.ne.b32 p, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" HOP_R32_0 "," HOP_R32_1
-                 "}, %64, %65, p, 1, 1, 0, 0;\n"
+                 "}, {%64,%65,%66,%67}, %68, p, 1, 1, 0;\n"
                  "}"
                  : HOP_F32(s, 0), HOP_F32(s, 32)
-                 : "l"(q), "l"(k), "r"(add));
+                 : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(k), "r"(add));
 }
 /* o += p v of 16 keys. */
 static __device__ __forceinline__ void hop_mma_pv(float (&o)[64], const uint32_t *p, uint64_t v)
@@ -233,10 +235,11 @@ static __device__ __forceinline__ void hop_fetch(hop_tiles<D> &t, const kvd_attn
 
 /* ---- the warp groups that compute ------------------------------------------------------ */
 
-/* The warp group's queries, scaled; 16 bytes of bf16 at a time. */
+/* The warp group's queries, scaled, by way of shared memory: 16 bytes of bf16 at a time. */
 template <uint32_t D>
-static __device__ __forceinline__ void hop_load_q(hop_tiles<D> &t, const kvd_attn_args &a,
-                                                  const hop_job &j, uint32_t group)
+static __device__ __forceinline__ void hop_load_q(hop_tiles<D> &t, hop_rows<D> &f,
+                                                  const kvd_attn_args &a, const hop_job &j,
+                                                  uint32_t group)
 {
     const float scale = a.scale * ATTN_LOG2E;
     const bool  wide  = (uintptr_t)a.q % 16 == 0 && a.q_stride % 4 == 0;
@@ -258,12 +261,18 @@ static __device__ __forceinline__ void hop_load_q(hop_tiles<D> &t, const kvd_att
                     x[e] = q[e];
             }
         }
-        *(uint4 *)&t.q[c / 8][r * 128 + ((c ^ r) % 8) * 16] =
+        *(uint4 *)&t.q[r][(c ^ r % 8) * 16] =
             make_uint4(hop_pack(x[0] * scale, x[1] * scale), hop_pack(x[2] * scale, x[3] * scale),
                        hop_pack(x[4] * scale, x[5] * scale), hop_pack(x[6] * scale, x[7] * scale));
     }
-    hop_fence_proxy();
     hop_sync(1 + group, HOP_GROUP);
+#pragma unroll
+    for (uint32_t i = 0; i < D / 4; i++) {
+        const uint32_t lane = threadIdx.x % 32, c = i / 4 * 2 + i / 2 % 2;
+        const uint32_t r = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4 + i % 2 * 8;
+
+        f.q[i] = *(const uint32_t *)&t.q[r][(c ^ r % 8) * 16 + lane % 4 * 4];
+    }
 }
 
 template <uint32_t D>
@@ -271,11 +280,11 @@ static __device__ __forceinline__ void hop_logits(hop_tiles<D> &t, hop_rows<D> &
                                                   uint32_t group)
 {
     hop_keep(f.s);
+    hop_keep(f.q);
     hop_mma_fence();
 #pragma unroll
     for (uint32_t i = 0; i < D / 16; i++)
-        hop_mma_qk(f.s, hop_matrix(t.q[i / 4] + group * 64 * 128 + i % 4 * 32, 16),
-                   hop_matrix(t.k[b][i / 4] + i % 4 * 32, 16), i > 0);
+        hop_mma_qk(f.s, f.q + 4 * i, hop_matrix(t.k[b][i / 4] + i % 4 * 32, 16), i > 0);
     hop_mma_commit();
 }
 
@@ -419,7 +428,7 @@ static __device__ __forceinline__ void hop_compute(hop_tiles<D> &t, const kvd_at
         f.o[n] = 0.0f;
     if (group == 1)
         hop_arrive(3, 2 * HOP_GROUP); /* the other one begins */
-    hop_load_q<D>(t, a, j, group);
+    hop_load_q<D>(t, f, a, j, group);
     hop_bar_wait(&t.k_full[0], 0);
     hop_logits<D>(t, f, 0, group);
     hop_mma_wait<0>();
@@ -439,8 +448,8 @@ static __device__ __forceinline__ void hop_compute(hop_tiles<D> &t, const kvd_at
     hop_store<D>(f, a, j, group);
 }
 
-/* Which sequence and rows a block has; false: none.  The last tiles have most keys: they begin
- * first. */
+/* Which sequence, rows and head a block has; false: none.  Blocks begin KV head by KV head, so that
+ * its keys stay in the cache; of each the last tiles of rows first, which have most keys. */
 static __device__ bool hop_find(const kvd_attn_args &a, hop_job *j)
 {
     uint32_t tile = gridDim.y - 1 - blockIdx.y;
@@ -450,7 +459,7 @@ static __device__ bool hop_find(const kvd_attn_args &a, hop_job *j)
         if (tile < n) {
             j->seq   = a.seq[s];
             j->first = tile * HOP_ROWS;
-            j->head  = blockIdx.x;
+            j->head  = blockIdx.z * gridDim.x + blockIdx.x;
             j->n_tile =
                 (j->seq.n_past + min(j->first + HOP_ROWS, j->seq.n_row) + HOP_KEYS - 1) / HOP_KEYS;
             return true;
@@ -523,7 +532,8 @@ static kvd_status hop_launch(const kvd_attn_args *a, const CUtensorMap &map, cud
                              kvd_err *err)
 {
     const int  bytes = (int)sizeof(hop_tiles<D>) + 1024;
-    const dim3 grid(a->n_head, cuda_div_up(a->n_token, HOP_ROWS) + a->n_seq - 1);
+    const dim3 grid(a->n_head / a->kv.n_kv_head, cuda_div_up(a->n_token, HOP_ROWS) + a->n_seq - 1,
+                    a->kv.n_kv_head);
 
     CUDA_TRY(cudaFuncSetAttribute(hop_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   bytes),

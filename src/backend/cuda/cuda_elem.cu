@@ -131,28 +131,44 @@ kvd_status cuda_rms_norm(kvd_stream *st, const kvd_rms_norm_args *a, kvd_err *er
 
 /* ---- SwiGLU ------------------------------------------------------------------------ */
 
-static __global__ void swiglu_kernel(kvd_swiglu_args a)
+static __device__ __forceinline__ float silu(float x)
 {
-    const uint64_t item = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    return x / (1.0f + expf(-x));
+}
+
+/* Four elements a thread, of token blockIdx.y; WIDE: they begin on 16 bytes. */
+template <bool WIDE> static __global__ void swiglu_kernel(const kvd_swiglu_args a)
+{
+    const uint32_t i = 4 * (blockIdx.x * blockDim.x + threadIdx.x), t = blockIdx.y;
+    const float   *gate = a.gate + t * a.gate_stride, *up = a.up + t * a.up_stride;
+    float         *out = a.out + t * a.out_stride;
 
     cuda_pdl_go();
     cuda_pdl_wait();
-    if (item >= (uint64_t)a.n_token * a.n_col)
-        return;
-    const uint64_t t = item / a.n_col, i = item % a.n_col;
-    const float    g = a.gate[t * a.gate_stride + i];
+    if (WIDE && i < a.n_col) {
+        const float4 g = *(const float4 *)(gate + i), u = *(const float4 *)(up + i);
 
-    a.out[t * a.out_stride + i] = g / (1.0f + expf(-g)) * a.up[t * a.up_stride + i];
+        *(float4 *)(out + i) =
+            make_float4(silu(g.x) * u.x, silu(g.y) * u.y, silu(g.z) * u.z, silu(g.w) * u.w);
+    }
+    for (uint32_t j = i; !WIDE && j < min(i + 4, a.n_col); j++)
+        out[j] = silu(gate[j]) * up[j];
+}
+
+static bool swiglu_wide(const kvd_swiglu_args *a)
+{
+    return (((uintptr_t)a->gate | (uintptr_t)a->up | (uintptr_t)a->out) % 16 |
+            (a->gate_stride | a->up_stride | a->out_stride | a->n_col) % 4) == 0;
 }
 
 kvd_status cuda_swiglu(kvd_stream *st, const kvd_swiglu_args *a, kvd_err *err)
 {
     const cuda_backend *be = cuda_enter(st);
-    const uint64_t      n  = (uint64_t)a->n_token * a->n_col;
+    const dim3          grid(cuda_div_up(a->n_col, 4 * ELEM_THREADS), a->n_token);
 
-    if (n == 0)
+    if (a->n_token == 0 || a->n_col == 0)
         return KVD_OK;
-    cuda_launch(be, swiglu_kernel, dim3(cuda_div_up(n, ELEM_THREADS)), dim3(ELEM_THREADS), 0, st->s,
-                *a);
+    cuda_launch(be, swiglu_wide(a) ? swiglu_kernel<true> : swiglu_kernel<false>, grid,
+                dim3(ELEM_THREADS), 0, st->s, *a);
     return cuda_launched("swiglu", err);
 }

@@ -208,17 +208,29 @@ static __device__ __forceinline__ uint8_t *cuda_kv_row(const kvd_kv_layout &kv,
 }
 
 /* Row number i of all rows that the sequences have, one behind the other: its sequence and its
- * number in that; false: there are no so many. */
+ * number in that; false: there are no so many.  Whole warps ask, each for one row; a lane looks at
+ * a sequence, so that loads do not wait for each other. */
 static __device__ __forceinline__ bool cuda_find_row(const kvd_kv_seq *seq, uint32_t n_seq,
                                                      uint32_t i, kvd_kv_seq *q, uint32_t *r)
 {
-    for (uint32_t s = 0; s < n_seq; s++) {
-        if (i < seq[s].n_row) {
-            *q = seq[s];
-            *r = i;
+    const uint32_t lane = threadIdx.x % 32;
+
+    for (uint32_t first = 0; first < n_seq; first += 32) {
+        const uint32_t n   = first + lane < n_seq ? seq[first + lane].n_row : 0;
+        uint32_t       end = n; /* of this lane's rows */
+
+        for (uint32_t d = 1; d < 32; d *= 2) {
+            const uint32_t before = __shfl_up_sync(0xffffffffu, end, d);
+            end += lane >= d ? before : 0;
+        }
+        const uint32_t past = __ballot_sync(0xffffffffu, i < end);
+        if (past) {
+            const int at = __ffs((int)past) - 1;
+            *q           = seq[first + at];
+            *r           = i - __shfl_sync(0xffffffffu, end - n, at);
             return true;
         }
-        i -= seq[s].n_row;
+        i -= __shfl_sync(0xffffffffu, end, 31);
     }
     return false;
 }
