@@ -110,11 +110,17 @@ static void settle(void)
     busy = false;
 }
 
+/* Before anything is given: what was given before has to have run; a failure shows when it is
+ * waited for. */
+static kvd_status ready(kvd_err *err)
+{
+    if (busy)
+        settle();
+    return failed(err);
+}
+
 static task *put(kvd_stream *st)
 {
-    if (busy) /* what was given before has to have run; a failure shows when it is waited for */
-        settle();
-    KVD_TRY(failed(err));
     if (n_task == n_task_max) {
         n_task_max = 2 * n_task_max + 64;
         tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
@@ -128,9 +134,7 @@ static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t b
 {
     task *t;
 
-    if (busy)
-        settle();
-    KVD_TRY(failed(err));
+    KVD_TRY(ready(err));
     t        = put(st);
     t->fn    = fn;
     t->args  = copy_of(args, bytes);
@@ -284,7 +288,7 @@ static kvd_status split_event_record(kvd_event *ev, kvd_stream *st, kvd_err *err
 {
     task *t;
 
-    KVD_TRY(failed(err));
+    KVD_TRY(ready(err));
     t                    = put(st);
     t->event             = ev;
     event_of(ev)->number = t->number;
@@ -295,7 +299,7 @@ static kvd_status split_event_wait(kvd_event *ev, kvd_stream *st, kvd_err *err)
 {
     task *t;
 
-    KVD_TRY(failed(err));
+    KVD_TRY(ready(err));
     t        = put(st);
     t->event = ev;
     t->waits = true;
