@@ -50,6 +50,16 @@ int cli_eval(const kvd_opts *o);
 int cli_profile(const kvd_opts *o);
 int cli_cache(const kvd_opts *o);
 
+/* ---- cli_bench.c, cli_bench_schedules.c ---------------------------------------------- */
+
+#define CLI_LIST_MAX 32
+typedef struct cli_list {
+    uint32_t x[CLI_LIST_MAX];
+    int      n;
+} cli_list;
+kvd_status cli_parse_list(const kvd_opts *o, const char *name, cli_list *out, kvd_err *err);
+kvd_status cli_bench_schedules(kvd_model *m, const kvd_opts *o, kvd_err *err);
+
 /* ---- cli_common.c ------------------------------------------------------------------ */
 
 /* Prints "kvdrive: message" and gives the exit code that belongs to it. */

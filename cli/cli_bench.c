@@ -287,6 +287,8 @@ static kvd_status run_all(bench *b, kvd_err *err)
     kvd_model_get_info(b->m, &b->info);
     if (!kvd_opts_text(b->o, "shape")) /* which knows no text */
         KVD_TRY(sanity_score(b, err));
+    if (kvd_opts_flag(b->o, "schedules")) /* rows of another form */
+        return cli_bench_schedules(b->m, b->o, err);
     st = run_lists(b, err);
     if (st == KVD_OK && b->n_row == 0)
         st = kvd_fail(err, KVD_E_INVAL, 0, "nothing to measure: -p and -n are both 0");

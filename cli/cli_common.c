@@ -8,6 +8,7 @@
 
 #include "cli.h"
 
+#define MICRO_BATCH_MAX    4096u
 #define INPUT_MAX_BYTES    (1ull << 30)
 #define IDS_MAX_BYTES      (1ull << 30)
 #define TEMPLATE_MAX_BYTES (1ull << 20)
@@ -143,6 +144,19 @@ bool cli_parse_budget(const char *text, kvd_attention_params *a)
     return true;
 }
 
+/* "2", or "auto": 0. */
+static bool parse_micro_batch(const char *text, uint32_t *rows)
+{
+    char                    *end;
+    const unsigned long long n = strtoull(text, &end, 10);
+
+    *rows = 0;
+    if (strcmp(text, "auto") == 0)
+        return true;
+    *rows = n <= MICRO_BATCH_MAX ? (uint32_t)n : 0;
+    return *text >= '0' && *text <= '9' && !*end && *rows > 0;
+}
+
 static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, kvd_err *err)
 {
     *a             = (kvd_attention_params)KVD_ATTENTION_PARAMS_INIT;
@@ -157,7 +171,12 @@ static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, k
     a->min_mass    = a->min_mass > 0.0f ? a->min_mass : -1.0f;
     a->index       = cli_index_name(o);
     a->zone        = (uint32_t)kvd_opts_int(o, "zone");
+    a->schedule    = (kvd_schedule)choice("sequential|elastic", kvd_opts_text(o, "schedule"));
     a->group_rule  = kvd_opts_text(o, "group-rule");
+    if (!parse_micro_batch(kvd_opts_text(o, "micro-batch"), &a->micro_batch))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "--micro-batch %s: expected rows, 1 to %u, or \"auto\"",
+                        kvd_opts_text(o, "micro-batch"), MICRO_BATCH_MAX);
     if (!cli_parse_budget(kvd_opts_text(o, "budget"), a))
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "--budget %s: expected tokens, or percent such as 6.25%%",
@@ -190,6 +209,7 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
     p->n_local      = (uint32_t)kvd_opts_int(o, "local");
     p->attention    = a;
     p->trace_path   = kvd_opts_text(o, "trace");
+    p->lookup       = (kvd_lookup)choice("device|host", kvd_opts_text(o, "lookup"));
     if (o->command != CMD_BENCH) {
         p->cache_dir      = kvd_opts_text(o, "cache-dir");
         p->cache_bytes    = kvd_opts_size(o, "kv-disk");

@@ -74,6 +74,15 @@ const kvd_opt cli_options[] = {
       "of --cap, and its share of a host tier that spills; its budget, too, without --budget" },
     { "fetch", "", KVD_OPT_CHOICE, "deferred|strict", "deferred", NOLIM, EVAL,
       "deferred: a step waits for its most important misses only; strict: for all" },
+    { "schedule", "", KVD_OPT_CHOICE, "sequential|elastic", "sequential", NOLIM, EVAL,
+      "sparse steps on the GPU: a layer's rows select, fetch and attend together, or in "
+      "micro-batches, so that misses of one come up while others select" },
+    { "micro-batch", "", KVD_OPT_TEXT, "N|auto", "auto", NOLIM, EVAL,
+      "rows of a micro-batch with --schedule elastic; auto: the first steps with a number of rows "
+      "try 1, 2, 4 ... and the quickest stays" },
+    { "lookup", "", KVD_OPT_CHOICE, "device|host", "device", NOLIM, EVAL,
+      "who compares selections with windows: the GPU, or the CPU as arXiv 2605.18071 does "
+      "(slower)" },
     { "attend", "", KVD_OPT_CHOICE, "window|selected", "window", NOLIM, EVAL,
       "to the whole window, or to a step's selection alone" },
     { "evict", "", KVD_OPT_CHOICE, "ema|lookahead|lru|lfu|random", "ema", NOLIM, EVAL,
@@ -176,6 +185,10 @@ const kvd_opt cli_options[] = {
       "tokens held before the measured ones" },
     { "synthetic", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_BENCH,
       "made-up K and V for --n-depth in place of a prompt: speed only" },
+    { "schedules", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_BENCH,
+      "sparse steps at --n-depth for each --n-parallel under every --lookup, --fetch and "
+      "--schedule "
+      "in turn, with sizes of micro-batches" },
     { "n-parallel", "-np", KVD_OPT_TEXT, "N,...", "1", NOLIM, CMD_BENCH,
       "sequences decoded together" },
     { "repetitions", "-r", KVD_OPT_INT, "N", "5", 1, 1000, CMD_BENCH, "runs of each case" },

@@ -176,6 +176,7 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, attend_ns);
     PUT(o, st, seal_ns);
     PUT(o, st, zone_ns);
+    PUT(o, st, micro_batch);
     PUT(o, st, n_disk);
     PUT(o, st, n_disk_urgent);
     PUT(o, st, n_disk_stall);

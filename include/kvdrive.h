@@ -252,6 +252,21 @@ typedef enum kvd_resume {                   /* what follows a prefix that the ca
                                                are selected.  Then nothing is kept resident */
 } kvd_resume;
 
+/* How the work of sparse steps is ordered where the device works beside the host (CUDA).  It moves
+ * bytes; text depends on it only as on a batch's composition, so not at all with `deterministic`.
+ */
+typedef enum kvd_schedule {
+    KVD_SCHEDULE_SEQUENTIAL, /* in a layer all rows select, what they wait for comes up, all attend
+                              */
+    KVD_SCHEDULE_ELASTIC /* in micro-batches: one selects while misses of others come up, and each
+                            attends as soon as its own are there */
+} kvd_schedule;
+
+typedef enum kvd_lookup { /* who compares selections with windows */
+                          KVD_LOOKUP_DEVICE,
+                          KVD_LOOKUP_HOST /* the CPU, as arXiv 2605.18071 does; slower */
+} kvd_lookup;
+
 /* How generated tokens attend.  Zeros are the defaults.  Per layer and KV head a step selects
  * `budget` tokens in chunks; a window of `cap` budgets holds what was selected recently. */
 typedef struct kvd_attention_params {
@@ -283,7 +298,10 @@ typedef struct kvd_attention_params {
     /* Tokens of a cell of the estimation zone: what a sparse step does not attend to counts by the
      * mean K and V of each cell.  A multiple of chunk_tokens that divides 256; 0: none.  Cells are
      * made as the session was opened for; later it may be that, or 0 */
-    uint32_t zone;
+    uint32_t     zone;
+    kvd_schedule schedule;
+    uint32_t     micro_batch; /* ELASTIC: rows of one; 0: what is quickest in the first steps with a
+                                 number of rows, as they try sizes of 1, 2, 4 ... */
 } kvd_attention_params;
 #define KVD_ATTENTION_PARAMS_INIT                   \
     {                                               \
@@ -328,6 +346,7 @@ typedef struct kvd_session_params {
      * all have the same.  Moves bytes, never changes text.  Read during the call */
     const uint32_t *host_records;
     uint32_t        n_host_records; /* layers times KV heads */
+    kvd_lookup      lookup;
 } kvd_session_params;
 #define KVD_SESSION_PARAMS_INIT                   \
     {                                             \
@@ -496,6 +515,12 @@ typedef struct kvd_stats {
      * model was opened, and what was asked for of it; of host memory, what the device reads there
      */
     uint64_t device_used_bytes, device_held_bytes, pinned_bytes;
+    /* With KVD_SCHEDULE_ELASTIC: rows of a micro-batch, 0: all.  Where sizes were tried, of the
+     * largest number of rows that it was done for: what was taken, what was tried, and the median
+     * step. */
+    uint32_t micro_batch;
+    uint32_t n_micro, micro_rows[16];
+    double   micro_ms[16];
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 /* Waits until all that was stored in cache_dir is on the disk and can be found (at most about 10

@@ -715,6 +715,9 @@ typedef struct kvd_backend_ops {
     kvd_status (*fill)(kvd_stream *, kvd_mem, uint64_t off, uint64_t pitch, uint64_t row_bytes,
                        uint64_t n_row, uint8_t value, kvd_err *);
 
+    /* The device's time in nanoseconds, when the stream has come so far; its zero is anywhere. */
+    kvd_status (*stamp)(kvd_stream *, uint64_t *at, kvd_err *);
+
     /* Between begin and end, what is called on the stream is recorded instead of run: ops, copies
      * that leave HOST and MAP memory alone, events that lead to other streams and back.  run runs
      * it all in order, over what the pointers lead to by then; arguments themselves are fixed,
@@ -759,6 +762,22 @@ struct kvd_backend {
     uint32_t               n_thread;
     bool                   unified; /* one memory for host and device: see above */
 };
+
+/* ---- device time (backend_stamps.c) ------------------------------------------------- */
+
+/* What the device did when, in a batch: spans of work on streams, for traces.  begin gives the
+ * number of a span whose end follows on the same stream; with NULL stamps, or n_max spans begun,
+ * there is none.  take, when all streams have been waited for, adds them to the trace and begins
+ * anew; drop only begins anew.  Not while a graph is recorded. */
+typedef struct kvd_stamps kvd_stamps;
+#define KVD_STAMP_NONE UINT32_MAX
+kvd_status kvd_stamps_open(kvd_stamps **out, kvd_backend *be, uint32_t n_max, kvd_err *err);
+void       kvd_stamps_close(kvd_stamps *s); /* NULL is a no-op */
+kvd_status kvd_stamp_begin(kvd_stamps *s, kvd_stream *st, kvd_trace_kind kind, uint32_t track,
+                           uint32_t layer, uint32_t n, uint32_t *span, kvd_err *err);
+kvd_status kvd_stamp_end(kvd_stamps *s, kvd_stream *st, uint32_t span, kvd_err *err);
+void       kvd_stamps_take(kvd_stamps *s, kvd_trace *t);
+void       kvd_stamps_drop(kvd_stamps *s);
 
 typedef struct kvd_backend_params {
     const char *name;          /* "cpu", "ref", "cuda" or "cuda:N"; NULL: "cpu" */

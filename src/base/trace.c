@@ -10,7 +10,7 @@
 typedef struct span {
     uint64_t t0, t1;
     uint32_t layer, n;
-    uint32_t kind;
+    uint16_t kind, thread; /* 1: the host; 2 and more: tracks */
 } span;
 
 struct kvd_trace {
@@ -45,7 +45,19 @@ void kvd_trace_add(kvd_trace *t, kvd_trace_kind kind, uint64_t t0, uint64_t t1, 
     if (!t)
         return;
     kvd_assert(t0 >= t->start_ns && t1 >= t0);
-    t->ring[t->n++ % KVD_TRACE_EVENTS] = (span){ t0, t1, layer, n, kind };
+    t->ring[t->n++ % KVD_TRACE_EVENTS] = (span){ t0, t1, layer, n, (uint16_t)kind, 1 };
+}
+
+void kvd_trace_add_track(kvd_trace *t, uint32_t track, kvd_trace_kind kind, uint64_t t0,
+                         uint64_t t1, uint32_t layer, uint32_t n)
+{
+    if (!t)
+        return;
+    t0 = t0 < t->start_ns ? t->start_ns : t0;
+    t1 = t1 < t0 ? t0 : t1;
+
+    t->ring[t->n++ % KVD_TRACE_EVENTS] =
+        (span){ t0, t1, layer, n, (uint16_t)kind, (uint16_t)(2 + track) };
 }
 
 /* Microseconds with the digits of nanoseconds. */
@@ -62,10 +74,28 @@ static void put_args(kvd_buf *b, const span *s)
         kvd_buf_printf(b, ",\"args\":{\"layer\":%u,\"n\":%u}}", s->layer, s->n);
 }
 
-static void put_head(kvd_buf *b, const char *name, const char *group, char phase)
+static void put_head(kvd_buf *b, const char *name, const char *group, char phase, uint32_t thread)
 {
-    kvd_buf_printf(b, ",\n{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"%c\",\"pid\":1,\"tid\":1", name,
-                   group, phase);
+    kvd_buf_printf(b, ",\n{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"%c\",\"pid\":1,\"tid\":%u", name,
+                   group, phase, thread);
+}
+
+/* Names of the threads there are. */
+static void put_threads(kvd_buf *b, const kvd_trace *t)
+{
+    static const char *const name[] = { "host", "device: main", "device: urgent misses",
+                                        "device: late misses" };
+    bool                     has[KVD_TRACE_TRACKS + 2] = { false };
+
+    for (uint64_t i = 0; t && i < t->n && i < KVD_TRACE_EVENTS; i++)
+        has[t->ring[i].thread] = true;
+    for (uint32_t i = 1; i < KVD_COUNTOF(has); i++) {
+        if (has[i])
+            kvd_buf_printf(b,
+                           ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":%u,"
+                           "\"args\":{\"name\":\"%s\"}}",
+                           i, name[i - 1]);
+    }
 }
 
 static void put_span(kvd_buf *b, const kvd_trace *t, uint64_t i)
@@ -78,16 +108,16 @@ static void put_span(kvd_buf *b, const kvd_trace *t, uint64_t i)
     const span              *s      = &t->ring[i % KVD_TRACE_EVENTS];
 
     if (s->kind == KVD_TRACE_READ) { /* beside the others: begin and end with an id */
-        put_head(b, name[s->kind], "disk", 'b');
+        put_head(b, name[s->kind], "disk", 'b', s->thread);
         put_time(b, "ts", s->t0 - t->start_ns);
         kvd_buf_printf(b, ",\"id\":%" PRIu64, i);
         put_args(b, s);
-        put_head(b, name[s->kind], "disk", 'e');
+        put_head(b, name[s->kind], "disk", 'e', s->thread);
         put_time(b, "ts", s->t1 - t->start_ns);
         kvd_buf_printf(b, ",\"id\":%" PRIu64 "}", i);
         return;
     }
-    put_head(b, name[s->kind], "engine", 'X');
+    put_head(b, name[s->kind], s->thread > 1 ? "device" : "engine", 'X', s->thread);
     put_time(b, "ts", s->t0 - t->start_ns);
     put_time(b, "dur", s->t1 - s->t0);
     put_args(b, s);
@@ -104,6 +134,7 @@ void kvd_trace_to_json(const kvd_trace *t, kvd_buf *b)
                    "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":1,\"tid\":1,"
                    "\"args\":{\"name\":\"kvdrive\"}}",
                    dropped);
+    put_threads(b, t);
     for (uint64_t i = dropped; i < n && !b->oom; i++)
         put_span(b, t, i);
     kvd_buf_puts(b, "\n]}\n");

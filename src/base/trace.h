@@ -2,8 +2,9 @@
 /* trace.h - what happened when: spans of time in a ring of fixed size, shown as Chrome trace events
  * (which Perfetto opens).
  *
- * Adding allocates nothing; when the ring is full the oldest spans go.  Spans of one trace nest:
- * one that begins within another ends within it; reads of the disk, which run beside, are apart.
+ * Adding allocates nothing; when the ring is full the oldest spans go.  The host's spans nest: one
+ * that begins within another ends within it; reads of the disk, which run beside, are apart, and so
+ * are a device's streams.
  * Every function takes a NULL trace, and then does nothing.  One thread at a time. */
 #ifndef KVD_BASE_TRACE_H
 #define KVD_BASE_TRACE_H
@@ -53,6 +54,14 @@ static inline uint64_t kvd_trace_now(const kvd_trace *t)
 /* A span from t0 to t1, as kvd_trace_now() or kvd_now_ns() told them. */
 void kvd_trace_add(kvd_trace *t, kvd_trace_kind kind, uint64_t t0, uint64_t t1, uint32_t layer,
                    uint32_t n);
+/* The same on a track beside the host's, KVD_TRACE_TRACKS of them: what a device does.  Times come
+ * from another clock, so they may be somewhat off; what begins before the trace begins with it. */
+#define KVD_TRACE_MAIN   0u /* streams: the main one */
+#define KVD_TRACE_URGENT 1u /* records that a step waits for */
+#define KVD_TRACE_LATE   2u /* records that it does not wait for */
+#define KVD_TRACE_TRACKS 3u
+void kvd_trace_add_track(kvd_trace *t, uint32_t track, kvd_trace_kind kind, uint64_t t0,
+                         uint64_t t1, uint32_t layer, uint32_t n);
 /* All spans as a JSON object, "traceEvents" in it. */
 void kvd_trace_to_json(const kvd_trace *t, kvd_buf *b);
 

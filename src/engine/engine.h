@@ -123,6 +123,15 @@ typedef struct engine_measuring {
     kvd_stages         sum;
     uint64_t           moved, attended; /* of the store's counts, what is in sum already */
 } engine_measuring;
+/* Sizes of micro-batches as they are tried for one number of rows (engine_schedule.c). */
+#define ENGINE_MICRO_MAX   13u
+#define ENGINE_MICRO_STEPS 5u /* timed, of each */
+typedef struct engine_trials {
+    uint32_t rows; /* of a micro-batch in the step under way and the last one; 0: none */
+    uint32_t n_size, size, step; /* sizes; which one is tried, n_size: all were; its steps so far */
+    uint32_t best;               /* rows, when all were */
+    float    ms[ENGINE_MICRO_MAX][ENGINE_MICRO_STEPS];
+} engine_trials;
 
 /* Rows of cosines and sines of positions 0 .. n - 1. */
 typedef struct engine_rope {
@@ -162,6 +171,9 @@ struct kvd_session {
                                of their logits, by number of rows; NULL: the backend has none */
     uint32_t graph_reserve; /* model->n_reserve when they were recorded */
 
+    engine_trials *trials; /* [n_seq] by number of rows; NULL: sizes are not tried */
+    uint64_t       trial_ns, trial_refill;
+
     uint32_t best;        /* of the batch under way or the last: what its rows keep, 1 or
                              KVD_BEST_MAX of their logits; 0: all */
     uint32_t    n_logits; /* valid rows in buf.logits */
@@ -171,8 +183,9 @@ struct kvd_session {
 
     engine_measuring measure;
 
-    kvd_trace *trace; /* NULL: none; written to trace_path at the end */
-    char      *trace_path;
+    kvd_trace  *trace; /* NULL: none; written to trace_path at the end */
+    char       *trace_path;
+    kvd_stamps *stamps; /* NULL: no trace, or memory is unified: the host's times tell it all */
 };
 
 kvd_status engine_session_plan(const kvd_model *m, const kvd_session_params *p, kvd_plan *out,
@@ -211,15 +224,27 @@ void       engine_rope_rows(kvd_session *s, uint32_t first, uint32_t n, bool lon
 typedef kvd_status (*engine_enqueue_fn)(kvd_session *s, uint32_t n_token, kvd_err *err);
 kvd_status engine_graphs_open(kvd_session *s, kvd_err *err);
 void       engine_graphs_drop(kvd_session *s); /* after a change of how rows attend */
+void       engine_graph_forget(kvd_session *s, uint32_t n_row); /* of sparse steps of n_row rows */
 void       engine_graphs_close(kvd_session *s);
 bool       engine_graph_fits(const kvd_session *s, uint32_t n_token);
 kvd_status engine_graph_step(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn, kvd_err *err);
+/* engine_schedule.c: apply hands the schedule to the store; begin and end go round a batch. */
+kvd_status engine_schedule_open(kvd_session *s, kvd_err *err);
+void       engine_schedule_close(kvd_session *s);
+void       engine_schedule_apply(kvd_session *s);
+void       engine_schedule_begin(kvd_session *s, uint32_t n_token);
+void       engine_schedule_end(kvd_session *s, uint32_t n_token);
+void       engine_schedule_stats(const kvd_session *s, kvd_stats *out);
 /* engine_fingerprint.c */
 kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t out[32],
                               kvd_err *err);
 /* engine_measure.c: the setting; marks around stages, without it no-ops; the step's end. */
-kvd_status engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *err);
-void       engine_measure_close(kvd_session *s);
+kvd_status         engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *err);
+void               engine_measure_close(kvd_session *s);
+static inline bool engine_measures_stages(const kvd_session *s)
+{
+    return s->measure.at.ptr != NULL;
+}
 kvd_status engine_mark_begin(kvd_session *s, kvd_err *err);
 kvd_status engine_mark(kvd_session *s, uint32_t layer, kvd_stage stage, kvd_err *err);
 kvd_status engine_mark_end(kvd_session *s, kvd_err *err);
@@ -239,6 +264,7 @@ kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kv
 
 /* engine_trace.c: path NULL opens none. */
 kvd_status engine_trace_open(kvd_session *s, const char *path, kvd_err *err);
+uint64_t   engine_trace_bytes(const kvd_model *m);
 void       engine_trace_close(kvd_session *s);
 
 /* engine_pipeline.c: the batch laid out in s->part and s->buf.token goes through all layers; KV has

@@ -113,7 +113,8 @@ static kvd_status check_numbers(const kvd_attention_params *p, uint32_t chunk_to
     if (p->mode < KVD_ATTENTION_AUTO || p->mode > KVD_ATTENTION_SPARSE ||
         p->fetch < KVD_FETCH_DEFERRED || p->fetch > KVD_FETCH_STRICT ||
         p->attend < KVD_ATTEND_WINDOW || p->attend > KVD_ATTEND_SELECTED ||
-        p->evict < KVD_EVICT_BY_EMA || p->evict > KVD_EVICT_BY_RANDOM)
+        p->evict < KVD_EVICT_BY_EMA || p->evict > KVD_EVICT_BY_RANDOM ||
+        p->schedule < KVD_SCHEDULE_SEQUENTIAL || p->schedule > KVD_SCHEDULE_ELASTIC)
         return kvd_fail(err, KVD_E_INVAL, 0, "kvd_attention_params: a choice is out of range");
     if (!(p->budget_share >= 0.0f && p->budget_share <= 1.0f))
         return kvd_fail(err, KVD_E_INVAL, 0, "budget of %g of the prompt: expected 0 to 1",
@@ -323,6 +324,7 @@ void engine_attention_apply(kvd_session *s)
 
     kv_set_policy(s->kv, &s->attention.policy);
     engine_graphs_drop(s);
+    engine_schedule_apply(s);
     kv_set_provenance(s->kv, &options,
                       sizeof(options) - (p->caps ? 0 : (uint32_t)sizeof(options.caps)));
 }

@@ -42,6 +42,16 @@ void engine_graphs_drop(kvd_session *s)
     s->graph_reserve = s->model->n_reserve;
 }
 
+void engine_graph_forget(kvd_session *s, uint32_t n_row)
+{
+    for (uint32_t i = N_KEPT; s->graph && i < 2 * N_KEPT; i++) {
+        kvd_graph **g = &s->graph[(size_t)i * s->params.n_seq + n_row - 1];
+
+        s->model->be->ops->graph_close(*g);
+        *g = NULL;
+    }
+}
+
 void engine_graphs_close(kvd_session *s)
 {
     engine_graphs_drop(s);

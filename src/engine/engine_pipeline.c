@@ -67,6 +67,14 @@ kvd_kv_append_args engine_store_of(const kvd_session *s, const model_run *r,
     };
 }
 
+/* Of the main stream's time, in a trace. */
+static kvd_status begin_span(const kvd_session *s, const model_run *r, kvd_trace_kind kind,
+                             uint32_t layer, uint32_t *span, kvd_err *err)
+{
+    return kvd_stamp_begin(s->stamps, r->stream, kind, KVD_TRACE_MAIN, layer, r->n_token, span,
+                           err);
+}
+
 kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
                        const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
                        kvd_err *err)
@@ -86,8 +94,11 @@ kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
               .out        = r->att,
               .scale      = hp->attn_scale,
     };
+    uint32_t span;
 
+    KVD_TRY(begin_span(s, r, KVD_TRACE_ATTENTION, layer, &span, err));
     KVD_TRY(r->ops->attn(r->stream, &a, err));
+    KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     kvd_trace_add(s->trace, KVD_TRACE_ATTENTION, t0, kvd_trace_now(s->trace), layer, n_part);
     return KVD_OK;
 }
@@ -136,6 +147,8 @@ static kvd_status attend_sparse(kvd_session *s, uint32_t layer, const model_run 
                          .out        = r->att,
                          .scale      = hp->attn_scale };
 
+    if (!engine_measures_stages(s))
+        return kv_attend_sparse(s->kv, r->stream, &q, err);
     KVD_TRY(kv_select(s->kv, r->stream, &q, err));
     KVD_TRY(engine_mark(s, layer, KVD_STAGE_SELECT, err));
     KVD_TRY(kv_fetch(s->kv, r->stream, &q, err));
@@ -285,16 +298,21 @@ static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run
     const uint32_t           n_token = r->n_token;
     const uint64_t           t0      = kvd_trace_now(s->trace);
     uint64_t                 t1;
+    uint32_t                 span;
 
+    KVD_TRY(begin_span(s, r, KVD_TRACE_QKV, layer, &span, err));
     KVD_TRY(model_qkv(net, layer, r, &store, err));
+    KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     KVD_TRY(engine_synth_batch(s, layer, r, &layout, s->buf.part, s->n_part, s->part_seq[0], err));
     KVD_TRY(engine_mark(s, layer, KVD_STAGE_QKV, err));
     kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
     KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));
     KVD_TRY(engine_mark(s, layer, KVD_STAGE_ATTEND, err));
     t1 = kvd_trace_now(s->trace);
+    KVD_TRY(begin_span(s, r, KVD_TRACE_FFN, layer, &span, err));
     if (r->n_token > 0)
         KVD_TRY(model_ffn(net, layer, r, err));
+    KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     KVD_TRY(engine_mark(s, layer, KVD_STAGE_FFN, err));
     kvd_trace_add(s->trace, KVD_TRACE_FFN, t1, kvd_trace_now(s->trace), layer, r->n_token);
     kvd_trace_add(s->trace, KVD_TRACE_LAYER, t0, kvd_trace_now(s->trace), layer, n_token);
@@ -331,9 +349,12 @@ static kvd_status pick_best(kvd_session *s, const model_run *r, kvd_err *err)
 static kvd_status run_logits(kvd_session *s, const model_run *r, kvd_err *err)
 {
     const uint64_t t0 = kvd_trace_now(s->trace);
+    uint32_t       span;
 
+    KVD_TRY(begin_span(s, r, KVD_TRACE_LOGITS, KVD_TRACE_NOWHERE, &span, err));
     KVD_TRY(model_logits(s->model->net, r, s->buf.out, err));
     KVD_TRY(s->best ? pick_best(s, r, err) : engine_buffers_download(s, s->n_out, err));
+    KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     kvd_trace_add(s->trace, KVD_TRACE_LOGITS, t0, kvd_trace_now(s->trace), KVD_TRACE_NOWHERE,
                   s->n_out);
     return KVD_OK;
@@ -361,6 +382,8 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
     kvd_status st;
 
     fill_cos_sin(s);
+    kvd_stamps_drop(s->stamps);
+    engine_schedule_begin(s, n_token);
     st = kv_step_begin(s->kv, s->model->stream, s->sparse_seq, s->buf.sparse_row, s->n_sparse, err);
     if (st == KVD_OK)
         st = engine_graph_fits(s, n_token) ? engine_graph_step(s, n_token, enqueue, err)
@@ -369,10 +392,13 @@ kvd_status engine_pipeline_run(kvd_session *s, uint32_t n_token, kvd_err *err)
         st = kv_step_wait(s->kv, s->model->stream, err);
     if (st == KVD_OK)
         st = kv_step_end(s->kv, err);
-    if (st == KVD_OK)
-        engine_measure_step(s, n_token);
-    else /* before the host writes lists anew and gives blocks and slots to others */
+    if (st != KVD_OK) { /* before the host writes lists anew and gives blocks and slots to others */
         kv_step_abort(s->kv, s->model->stream);
+    } else {
+        engine_measure_step(s, n_token);
+        engine_schedule_end(s, n_token);
+        kvd_stamps_take(s->stamps, s->trace);
+    }
     kvd_alloc_guard(was);
     return st;
 }

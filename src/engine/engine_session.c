@@ -86,6 +86,8 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
                         "most %u",
                         p->disk_lag, DISK_LAG_MAX);
     p->disk_lag = p->disk_lag ? p->disk_lag : 1;
+    if (p->lookup < KVD_LOOKUP_DEVICE || p->lookup > KVD_LOOKUP_HOST)
+        return kvd_fail(err, KVD_E_INVAL, 0, "lookup %d is none of kvd_lookup", (int)p->lookup);
     if (p->host_records && p->n_host_records != hp->n_layer * hp->n_kv_head)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "host records for %u lanes; the model has %u layers x %u KV heads",
@@ -150,10 +152,12 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .cache_bytes    = p->cache_bytes,
         .cache_min_free = p->cache_min_free,
         .apart          = !m->be->unified,
-        .device_steps   = !m->be->unified && (!index || sh->attention.params.zone == 0) &&
+        .device_steps   = !m->be->unified && p->lookup == KVD_LOOKUP_DEVICE &&
+                        (!index || sh->attention.params.zone == 0) &&
                         !(p->cache_dir && p->disk_lag > 1) && !m->watched,
-        .lazy     = p->resume == KVD_RESUME_SPARSE,
-        .disk_lag = p->disk_lag,
+        .host_lookup = p->lookup == KVD_LOOKUP_HOST,
+        .lazy        = p->resume == KVD_RESUME_SPARSE,
+        .disk_lag    = p->disk_lag,
     };
 }
 
@@ -229,11 +233,12 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
                                  .n_vocab   = hp->n_vocab };
 }
 
-static uint64_t session_host_bytes(const kvd_session_params *p)
+static uint64_t session_host_bytes(const kvd_model *m, const kvd_session_params *p)
 {
     const uint64_t per_row = 3 * sizeof(uint32_t);
-    const uint64_t per_seq = sizeof(engine_seq) + 16 + 4 * (uint64_t)p->n_ctx;
-    const uint64_t trace   = p->trace_path ? kvd_trace_bytes() : 0;
+    const uint64_t per_seq =
+        sizeof(engine_seq) + sizeof(engine_trials) + 16 + 4 * (uint64_t)p->n_ctx;
+    const uint64_t trace = p->trace_path ? engine_trace_bytes(m) : 0;
 
     return sizeof(kvd_session) + per_row * p->n_batch + per_seq * p->n_seq + trace;
 }
@@ -299,8 +304,8 @@ static kvd_status fill_plan(const kvd_model *m, session_shape *sh, kvd_plan *out
     out->weight_bytes  = m->file ? gguf_mapped_bytes(m->file) : engine_model_weight_bytes(m);
     out->scratch_bytes = buffers + shared + scratch;
     plan_device(m, &kv, buffers, shared, scratch, out);
-    out->host_bytes = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] + session_host_bytes(p) +
-                      engine_rope_bytes(m, p->n_ctx);
+    out->host_bytes = engine_model_heap_bytes(m) + kv.bytes[KV_BUF_TABLE] +
+                      session_host_bytes(m, p) + engine_rope_bytes(m, p->n_ctx);
     out->total_bytes = out->weight_bytes + out->kv_bytes + out->scratch_bytes + out->host_bytes +
                        out->device_context_bytes;
     out->available_bytes = os_mem_available();
@@ -376,9 +381,11 @@ static kvd_status open_parts(kvd_session *s, session_shape *sh, const kvd_plan *
     KVD_TRY(alloc_tables(s, err));
     KVD_TRY(engine_rope_open(s, err));
     KVD_TRY(engine_trace_open(s, s->params.trace_path, err));
-    sh->kv.trace = s->trace;
+    sh->kv.trace  = s->trace;
+    sh->kv.stamps = s->stamps;
     KVD_TRY(engine_model_reserve(m, &lim, err));
     KVD_TRY(engine_graphs_open(s, err));
+    KVD_TRY(engine_schedule_open(s, err));
     if (s->cached)
         KVD_TRY(engine_fingerprint(m, &sh->kv, sh->kv.fingerprint, err));
     KVD_TRY(kv_store_open(&s->kv, m->be, &sh->kv, err));
@@ -443,6 +450,7 @@ void engine_session_close(kvd_session *s)
         kv_seq_store_tail(s->kv, s->model->stream, i);
     engine_graphs_close(s);
     engine_measure_close(s);
+    engine_schedule_close(s);
     engine_buffers_close(&s->buf, s->model->be);
     kv_store_close(s->kv);
     engine_trace_close(s);

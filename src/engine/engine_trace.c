@@ -5,6 +5,19 @@
 
 #include "engine/engine.h"
 
+#define SPANS_OF_LAYER 128u
+
+/* Of a batch: layers with all micro-batches there can be, and what is around them. */
+static uint32_t spans_of(const kvd_model *m)
+{
+    return (model_get_hparams(m->net)->n_layer + 1) * SPANS_OF_LAYER;
+}
+
+uint64_t engine_trace_bytes(const kvd_model *m)
+{
+    return kvd_trace_bytes() + (m->be->unified ? 0 : 32ull * spans_of(m));
+}
+
 kvd_status engine_trace_open(kvd_session *s, const char *path, kvd_err *err)
 {
     if (!path)
@@ -15,7 +28,9 @@ kvd_status engine_trace_open(kvd_session *s, const char *path, kvd_err *err)
     s->trace      = kvd_trace_open();
     if (!s->trace || !s->trace_path)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its trace");
-    return KVD_OK;
+    if (s->model->be->unified)
+        return KVD_OK;
+    return kvd_stamps_open(&s->stamps, s->model->be, spans_of(s->model), err);
 }
 
 void engine_trace_close(kvd_session *s)
@@ -31,6 +46,7 @@ void engine_trace_close(kvd_session *s)
             kvd_log(KVD_LOG_WARN, "the trace is lost: %s", err.msg);
         kvd_buf_free(&b);
     }
+    kvd_stamps_close(s->stamps);
     kvd_trace_close(s->trace);
     kvd_free(s->trace_path);
 }

@@ -62,9 +62,11 @@ typedef struct kv_params {
     uint64_t    cache_bytes;     /* it may hold; 0: no limit */
     uint64_t    cache_min_free;  /* that stay free on its filesystem */
 
-    kvd_trace *trace; /* NULL: none.  Outlives the store */
+    kvd_trace  *trace;  /* NULL: none.  Outlives the store */
+    kvd_stamps *stamps; /* likewise: of what the device does in a step */
     bool
         device_steps; /* sparse steps go through without the host where they can: kv_step_begin() */
+    bool host_lookup; /* selections come down, and the CPU changes windows on maps of its own */
     bool apart;       /* the device's memory is not the host's; set by open as the backend is */
     bool lazy;        /* restore an index without its records: never resident, host tier a cache */
     /* Steps after which a miss on disk that is not urgent belongs to the window at the latest; 0:
@@ -244,6 +246,15 @@ kvd_status kv_tend(const char *dir, kvd_cache_verb verb, uint64_t max_bytes, kvd
 /* ---- sparse attention -------------------------------------------------------------- */
 
 void kv_set_policy(kv_store *s, const kv_policy *p);
+/* How the work of a sparse step is ordered: moves bytes, and changes results only as the
+ * composition of a batch does. */
+typedef struct kv_schedule {
+    bool     elastic;     /* rows go in micro-batches: misses of one come up while others select */
+    uint32_t micro_batch; /* rows of one; 0: all */
+} kv_schedule;
+void kv_set_schedule(kv_store *s, const kv_schedule *p);
+/* Whether n_row rows may go in micro-batches of so many; where not, they go in larger ones. */
+bool kv_micro_batch_fits(uint32_t n_row, uint32_t rows);
 /* Another index over all that is sealed, no larger than the one the store was opened for
  * (KVD_E_INVAL).  Other failures leave a store to be closed. */
 kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc, kvd_err *err);
@@ -262,8 +273,9 @@ void kv_seq_restart(kv_store *s, uint32_t seq);
 /* One new token each, K and V stored but not committed. */
 typedef struct kv_query {
     uint32_t        layer, n_row;
-    const uint32_t *seq; /* [n_row], no two equal */
-    const uint32_t *row; /* [n_row] of q and out */
+    uint32_t        first; /* number of its first row among the step's: 0, but inside kv/ */
+    const uint32_t *seq;   /* [n_row], no two equal */
+    const uint32_t *row;   /* [n_row] of q and out */
     uint64_t        q_stride, out_stride;
     const float    *q;   /* [row][n_head][head_dim] after RoPE */
     float          *out; /* [row][n_head][head_dim] */
@@ -291,7 +303,9 @@ void kv_step_abort(kv_store *s, kvd_stream *st);
 void kv_step_recording(kv_store *s, bool on);
 /* Behind the last layer: what was given to a stream beside this one is behind it, too. */
 kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err);
-/* The three stages of a layer, in this order, each for the same query. */
+/* A layer's sparse attention: the three stages as the schedule orders them. */
+kvd_status kv_attend_sparse(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+/* One after the other, each for the same query. */
 kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);

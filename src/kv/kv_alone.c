@@ -31,6 +31,7 @@ static void place_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t layer)
 kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const uint32_t *row,
                          uint32_t n_row, kvd_err *err)
 {
+    s->step.has_late = s->step.has_urgent = false;
     s->step.alone =
         s->params.device_steps && kv_serves(s) && !s->tap && !kv_zone_used(s) && n_row > 0;
     if (!s->step.alone)
@@ -117,15 +118,15 @@ bool kv_step_alone(const kv_store *s)
     return s->step.alone;
 }
 
-static kvd_status fetch_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
-                               kvd_err *err)
+kvd_status kv_alone_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
+                           kvd_err *err)
 {
     const kvd_window_fetch_args a = {
         .n_seq       = q->n_row,
         .n_kv_head   = s->params.n_kv_head,
-        .seq         = kv_dev(s, s->step.window + kv_seq_at(s, q->layer)),
-        .place       = kv_dev(s, s->step.place + kv_seq_at(s, q->layer)),
-        .change      = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
+        .seq         = kv_dev(s, s->step.window + kv_query_seq(s, q)),
+        .place       = kv_dev(s, s->step.place + kv_query_seq(s, q)),
+        .change      = kv_found(s, s->step.change + kv_query_lane(s, q)),
         .kv          = s->layout,
         .format      = s->record,
         .host        = s->host.ptr,
@@ -138,80 +139,69 @@ static kvd_status fetch_misses(kv_store *s, kvd_stream *st, const kv_query *q, b
         .param_stride = s->index.head_stride,
         .urgent       = urgent,
         .link         = kv_serve_link(s, q->layer, urgent),
-        .first_lane   = (uint32_t)kv_lane_at(s, q->layer)
+        .first_lane   = (uint32_t)kv_query_lane(s, q)
     };
+    uint32_t span;
 
-    return s->sizes.resident || s->no_fetch ? KVD_OK : s->be->ops->window_fetch(st, &a, err);
+    if (s->sizes.resident || s->no_fetch)
+        return KVD_OK;
+    KVD_TRY(kvd_stamp_begin(s->params.stamps, st, urgent ? KVD_TRACE_FETCH : KVD_TRACE_FETCH_LATE,
+                            kv_track_of(s, st), q->layer, q->n_row, &span, err));
+    KVD_TRY(s->be->ops->window_fetch(st, &a, err));
+    return kvd_stamp_end(s->params.stamps, st, span, err);
 }
 
 /* ---- the stream beside ---------------------------------------------------------------- */
-
-kvd_status kv_alone_open(kv_store *s, kvd_err *err)
-{
-    const kvd_backend_ops *ops = s->be->ops;
-
-    if (!s->params.device_steps || s->sizes.resident)
-        return KVD_OK;
-    KVD_TRY(ops->stream_open(s->be, &s->late, err));
-    KVD_TRY(ops->event_open(s->be, &s->change_known, err));
-    KVD_TRY(ops->event_open(s->be, &s->step_done, err));
-    return ops->event_open(s->be, &s->late_done, err);
-}
-
-void kv_alone_close(kv_store *s)
-{
-    s->be->ops->stream_close(s->late);
-    if (s->change_known)
-        s->be->ops->event_close(s->change_known);
-    if (s->late_done)
-        s->be->ops->event_close(s->late_done);
-    if (s->step_done)
-        s->be->ops->event_close(s->step_done);
-}
 
 kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err)
 {
     const kvd_mem *host = &s->region[KV_FOUND], *dev = &s->mirror[KV_FOUND];
 
-    if (!s->step.alone)
-        return KVD_OK;
-    if (s->late && !s->in_place) {
+    if (s->step.has_late) {
         KVD_TRY(s->be->ops->event_record(s->late_done, s->late, err));
         KVD_TRY(s->be->ops->event_wait(s->late_done, st, err));
     }
-    return dev->ptr ? s->be->ops->copy(st, *host, 0, *dev, 0, host->bytes, err) : KVD_OK;
+    if (s->step.has_urgent) { /* else joined layer by layer, unless one has failed */
+        KVD_TRY(s->be->ops->event_record(s->arrived[0], s->urgent, err));
+        KVD_TRY(s->be->ops->event_wait(s->arrived[0], st, err));
+    }
+    return s->step.alone && dev->ptr ? s->be->ops->copy(st, *host, 0, *dev, 0, host->bytes, err)
+                                     : KVD_OK;
 }
 
 /* The misses that can wait, as soon as the change is known. */
 static kvd_status start_late(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    if (!s->late || s->in_place)
+    if (!s->late || s->policy.strict || s->in_place)
         return KVD_OK;
+    s->step.has_late = true;
     KVD_TRY(s->be->ops->event_record(s->change_known, st, err));
     KVD_TRY(s->be->ops->event_wait(s->change_known, s->late, err));
-    return fetch_misses(s, s->late, q, false, err);
+    return kv_alone_misses(s, s->late, q, false, err);
 }
 
 /* ---- the stages ------------------------------------------------------------------------ */
 
 static kvd_window_spans_args spans_args(const kv_store *s, const kv_query *q)
 {
+    const size_t shared = kv_query_shared(s, q), list = shared * s->slots_max;
+
     return (kvd_window_spans_args){ .n_seq     = q->n_row,
                                     .n_kv_head = s->params.n_kv_head,
-                                    .seq       = kv_dev(s, s->step.window + kv_seq_at(s, q->layer)),
-                                    .place     = kv_dev(s, s->step.place + kv_seq_at(s, q->layer)),
-                                    .select = kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
-                                    .change = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
-                                    .kv     = kv_layout(s, q->layer),
-                                    .slot_off    = s->sinks * s->layout.record_bytes,
+                                    .seq       = kv_dev(s, s->step.window + kv_query_seq(s, q)),
+                                    .place     = kv_dev(s, s->step.place + kv_query_seq(s, q)),
+                                    .select    = kv_found(s, s->step.chosen + kv_query_lane(s, q)),
+                                    .change    = kv_found(s, s->step.change + kv_query_lane(s, q)),
+                                    .kv        = kv_layout(s, q->layer),
+                                    .slot_off  = s->sinks * s->layout.record_bytes,
                                     .lane_stride = s->n_chunk_max,
                                     .slot_stride = s->slots_max,
                                     .sel_stride  = s->slots_max,
                                     .list_stride = s->slots_max,
-                                    .near        = s->step.near,
-                                    .urgent      = s->step.urgent,
-                                    .near_span   = s->step.near_span,
-                                    .urgent_span = s->step.urgent_span,
+                                    .near        = s->step.near + list,
+                                    .urgent      = s->step.urgent + list,
+                                    .near_span   = s->step.near_span + shared,
+                                    .urgent_span = s->step.urgent_span + shared,
                                     .in_place    = s->sizes.resident,
                                     .selected    = s->policy.selected };
 }
@@ -219,30 +209,38 @@ static kvd_window_spans_args spans_args(const kv_store *s, const kv_query *q)
 /* Asks the host for what is on disk, before anything else: that takes longest. */
 static kvd_status post_misses(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    const kvd_window_post_args a = {
-        .n_seq       = q->n_row,
-        .n_kv_head   = s->params.n_kv_head,
-        .seq         = kv_dev(s, s->step.window + kv_seq_at(s, q->layer)),
-        .place       = kv_dev(s, s->step.place + kv_seq_at(s, q->layer)),
-        .change      = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
-        .link        = { kv_serve_link(s, q->layer, true), kv_serve_link(s, q->layer, false) },
-        .lane_stride = s->n_chunk_max,
-        .sel_stride  = s->slots_max,
-        .first_lane  = (uint32_t)kv_lane_at(s, q->layer)
-    };
+    const kvd_window_post_args a = { .n_seq     = q->n_row,
+                                     .n_kv_head = s->params.n_kv_head,
+                                     .seq       = kv_dev(s, s->step.window + kv_query_seq(s, q)),
+                                     .place     = kv_dev(s, s->step.place + kv_query_seq(s, q)),
+                                     .change    = kv_found(s, s->step.change + kv_query_lane(s, q)),
+                                     .link      = { kv_serve_link(s, q->layer, true),
+                                                    kv_serve_link(s, q->layer, false) },
+                                     .lane_stride = s->n_chunk_max,
+                                     .sel_stride  = s->slots_max,
+                                     .first_lane  = (uint32_t)kv_query_lane(s, q) };
 
     return s->tier ? s->be->ops->window_post(st, &a, err) : KVD_OK;
 }
 
-kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+kvd_status kv_alone_choose(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     const kvd_choose_args a = { .kept   = kv_kept_args(s, q),
                                 .select = kv_select_args(s, q),
                                 .window = kv_window_args(s, q),
                                 .spans  = spans_args(s, q) };
+    uint32_t              span;
 
+    KVD_TRY(kvd_stamp_begin(s->params.stamps, st, KVD_TRACE_SELECT, KVD_TRACE_MAIN, q->layer,
+                            q->n_row, &span, err));
     KVD_TRY(s->be->ops->choose(st, &a, err));
     KVD_TRY(post_misses(s, st, q, err));
+    return kvd_stamp_end(s->params.stamps, st, span, err);
+}
+
+kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    KVD_TRY(kv_alone_choose(s, st, q, err));
     return start_late(s, st, q, err);
 }
 
@@ -250,24 +248,28 @@ kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_e
 kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     if (!s->tier)
-        KVD_TRY(fetch_misses(s, st, q, true, err));
-    return s->in_place ? fetch_misses(s, st, q, false, err) : KVD_OK;
+        KVD_TRY(kv_alone_misses(s, st, q, true, err));
+    return s->in_place ? kv_alone_misses(s, st, q, false, err) : KVD_OK;
 }
 
 /* What has stayed, then what has come. */
 kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     kvd_attn_span_args a = kv_span_args(s, q, s->step.near_span);
+    uint32_t           span;
 
     if (s->tier) {
-        KVD_TRY(s->be->ops->attn_span(st, &a, err));
-        KVD_TRY(fetch_misses(s, st, q, true, err));
-        a.span = s->step.urgent_span;
+        KVD_TRY(kv_attend_near(s, st, q, err));
+        KVD_TRY(kv_alone_misses(s, st, q, true, err));
+        KVD_TRY(kv_attend_urgent(s, st, q, err));
     } else {
         a.then = s->step.urgent_span;
+        a.out  = q->out;
+        KVD_TRY(kvd_stamp_begin(s->params.stamps, st, KVD_TRACE_ATTEND, KVD_TRACE_MAIN, q->layer,
+                                q->n_row, &span, err));
+        KVD_TRY(s->be->ops->attn_span(st, &a, err));
+        KVD_TRY(kvd_stamp_end(s->params.stamps, st, span, err));
     }
-    a.out = q->out;
-    KVD_TRY(s->be->ops->attn_span(st, &a, err));
     /* or the queue of launches fills up behind an op that waits, and nobody serves it */
     return s->tier && !s->step.recording ? kv_step_wait(s, st, err) : KVD_OK;
 }

@@ -8,6 +8,8 @@
  * kv_pack.c     records in the form of lower tiers
  * kv_step.c     select, fetch, attend
  * kv_alone.c    the same without the host in between
+ * kv_sched.c    in which order their work is given to which stream
+ * kv_lookup.c   windows changed by the CPU
  * kv_measure.c  what measurements of speed change and ask
  * kv_tier.c     the disk as a tier; kv_land.c: where its records come to; kv_serve.c: for
  *               kv_alone.c
@@ -24,6 +26,8 @@
 
 #define KV_NO_BLOCK UINT64_MAX
 #define KV_NO_HOST  KVD_HOST_NONE
+
+#define KV_PARTS_MAX 32u /* micro-batches of a step at most */
 
 typedef struct kv_seq {
     uint32_t  len;      /* committed tokens */
@@ -51,7 +55,8 @@ enum { KV_COPIES, KV_COPIES_LATE }; /* of kv_step.list */
 typedef struct kv_step {
     bool              alone; /* under way without the host */
     bool              recording;
-    uint32_t          n_row; /* of it */
+    bool              has_late, has_urgent; /* something was given to these streams */
+    uint32_t          n_row;                /* of it */
     const uint32_t   *rows_seq;
     kvd_window_place *place; /* *[n_seq] */
     /* kept_span, select, chosen, window, change, k, fetch, into, sink: * */
@@ -68,6 +73,7 @@ typedef struct kv_step {
     kvd_zone_seq      *zone;                                /* [n_seq]; zone */
     uint16_t          *left;                                /* [n_seq][n_kv_head][cells]; zone */
     float             *score;                               /* [n_seq][n_kv_head][n_chunk_max] */
+    uint16_t          *ema;                                 /* likewise; as the CPU sees them */
     uint32_t          *sel, *fetch, *into, *stay;           /* [n_seq][n_kv_head][slots_max] */
     uint64_t          *sink;                                /* [n_seq][n_kv_head][sinks] records */
     uint64_t          *near, *urgent; /* [n_seq][n_kv_head][slots_max] records */
@@ -87,6 +93,7 @@ typedef struct kv_prompt {
  * device's and is mirrored in pinned memory. */
 typedef enum kv_region {
     KV_MAP,   /* what ops keep and hand on */
+    KV_WORK,  /* of that, what the host has no part in; the device's with host_lookup, too */
     KV_ARGS,  /* what the host writes for a step, and block lists */
     KV_FOUND, /* what it reads after one */
     KV_LISTS, /* what it writes for other ops, once they have been read */
@@ -142,8 +149,15 @@ struct kv_store {
     kvd_stream *down; /* beside a prompt, what leaves; NULL: it does not leave early */
     kvd_event  *written, *left;
     bool        in_place, no_fetch; /* kv_set_measure() */
-    kvd_stream *late;               /* device_steps, not resident: what a step does not wait for */
-    kvd_event  *change_known, *late_done, *step_done;
+    /* device_steps or host_lookup, not resident.  late: what a step does not wait for; urgent: what
+     * it waits for, where micro-batches go on meanwhile. */
+    kvd_stream *late, *urgent;
+    kvd_event  *change_known, *late_done, *step_done, *arrived[KV_PARTS_MAX];
+    kv_schedule schedule;
+
+    kvd_backend *cpu; /* host_lookup, memory not unified: who changes windows; else NULL */
+    kvd_stream  *cpu_stream;
+    kvd_event   *found[KV_PARTS_MAX]; /* likewise */
 
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
     struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */
@@ -312,6 +326,23 @@ static inline size_t kv_lane_at(const kv_store *s, uint32_t layer)
     return kv_seq_at(s, layer) * s->params.n_kv_head;
 }
 
+/* Of a query's first row: its number, and its first lane's, in those arrays; and in arrays that all
+ * layers share. */
+static inline size_t kv_query_seq(const kv_store *s, const kv_query *q)
+{
+    return kv_seq_at(s, q->layer) + q->first;
+}
+
+static inline size_t kv_query_lane(const kv_store *s, const kv_query *q)
+{
+    return kv_query_seq(s, q) * s->params.n_kv_head;
+}
+
+static inline size_t kv_query_shared(const kv_store *s, const kv_query *q)
+{
+    return (size_t)q->first * s->params.n_kv_head;
+}
+
 /* Before lists are written anew that ops may not have read yet. */
 static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err)
 {
@@ -404,14 +435,49 @@ kvd_attn_span_args kv_span_args(const kv_store *s, const kv_query *q, const kvd_
 kvd_attn_span_args kv_kept_args(const kv_store *s, const kv_query *q);
 kvd_select_args    kv_select_args(const kv_store *s, const kv_query *q);
 kvd_window_args    kv_window_args(const kv_store *s, const kv_query *q);
+/* These ops; the windows' by the CPU with kv_store.cpu. */
+kvd_status         kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
+                                   const kvd_attn_span *span, float *lse, float *out, kvd_err *err);
+kvd_status         kv_attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+kvd_status         kv_score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+kvd_status         kv_change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 static inline bool kv_refills(const kv_seq *q)
 {
     return q->step == 0;
 }
 
-/* kv_alone.c: the stages of kv.h, when kv_step.alone; the stream beside. */
-kvd_status kv_alone_open(kv_store *s, kvd_err *err);
-void       kv_alone_close(kv_store *s);
+/* kv_step.c, for kv_lookup.c.  count_rows: what the windows' change has told.  span_rows: what rows
+ * attend to.  list_misses: a query's urgent misses or the others, behind the n listed; returns how
+ * many there are then. */
+void     kv_count_rows(kv_store *s, const kv_query *q);
+void     kv_span_rows(kv_store *s, const kv_query *q, bool urgent);
+uint64_t kv_list_misses(kv_store *s, const kv_query *q, bool urgent, uint64_t n);
+/* Before the rows' first layer, and behind their last. */
+kvd_status kv_begin_rows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+void       kv_finish_rows(kv_store *s, const kv_query *q);
+
+/* kv_sched.c.  micro_batch: rows of one.  rows: some of a query's. */
+kvd_status kv_sched_open(kv_store *s, kvd_err *err);
+void       kv_sched_close(kv_store *s);
+uint32_t   kv_micro_batch(const kv_store *s, uint32_t n_row);
+uint32_t   kv_track_of(const kv_store *s, const kvd_stream *st); /* in a trace */
+kv_query   kv_query_rows(const kv_query *q, uint32_t first, uint32_t n);
+kvd_status kv_attend_near(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+/* The urgent misses in micro-batches, each as soon as they are there. */
+kvd_status kv_attend_urgent(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+
+/* kv_lookup.c.  change: windows by the CPU, once the stream is there.  layer: all of
+ * kv_attend_sparse() where neither the disk tier, the estimation zone nor a tap takes part. */
+kvd_status kv_lookup_open(kv_store *s, kvd_err *err);
+void       kv_lookup_close(kv_store *s);
+kvd_status kv_lookup_change(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+kvd_status kv_lookup_layer(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+
+/* kv_alone.c: the stages of kv.h, when kv_step.alone.  choose: select without what it starts beside
+ * itself; misses: brings them up, urgent ones or the others. */
+kvd_status kv_alone_choose(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+kvd_status kv_alone_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
+                           kvd_err *err);
 kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);

@@ -54,10 +54,9 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
                   uint64_t *bytes)
 {
     const uint64_t lanes = kv_n_lane(p), chunks = chunks_max(p);
-    const uint64_t slots  = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
-    const uint64_t index  = p->sparse ? lanes * chunks : 0;
-    const uint64_t seqs   = p->sparse ? p->n_seq : 0;
-    const uint64_t row    = seqs * p->n_kv_head;
+    const uint64_t slots = p->sparse ? p->window_tokens / p->chunk_tokens : 0;
+    const uint64_t index = p->sparse ? lanes * chunks : 0;
+    const uint64_t seqs = p->sparse ? p->n_seq : 0, row = seqs * p->n_kv_head;
     const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
     const uint64_t packed = p->record != KVD_RECORD_RAW;
     const uint64_t copies = resident ? packed * block : kv_copies_max(p);
@@ -74,7 +73,7 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         { (void **)&s->lists, 16 * p->n_seq * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_ARGS },
         { (void **)&s->stage_block, 8 * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_LISTS },
         { (void **)&s->packed, packed_layer_bytes(p), KV_LISTS },
-        { (void **)&s->ema, 2 * index, KV_MAP },
+        { (void **)&s->ema, 2 * index, KV_WORK },
         { (void **)&s->slot_of, 2 * index, KV_MAP },
         { (void **)&s->chunk_of, 4 * lanes * slots, KV_MAP },
         { (void **)&s->stamp, 4 * lanes * slots, KV_MAP },
@@ -91,14 +90,15 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         { (void **)&t->window, times * seqs * sizeof(*t->window), KV_ARGS },
         { (void **)&t->change, times * row * sizeof(*t->change), KV_FOUND },
         { (void **)&t->k, 4 * times * row, KV_ARGS },
-        { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim), KV_MAP },
+        { (void **)&t->part, 4 * row * kvd_attn_part_floats(group, p->head_dim), KV_WORK },
         { (void **)&t->lse, p->sparse ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
         { (void **)&t->no_lse, p->sparse ? 4ull * p->n_head : 0, KV_LISTS },
         { (void **)&t->zone_lse, zone ? 4 * (uint64_t)p->n_batch * p->n_head : 0, KV_MAP },
         { (void **)&t->zone, zone * sizeof(*t->zone), KV_LISTS },
         { (void **)&t->left, zone ? 2 * row * (chunks * p->chunk_tokens / p->zone_tokens) : 0,
           KV_LISTS },
-        { (void **)&t->score, 4 * row * chunks, KV_MAP },
+        { (void **)&t->score, 4 * row * chunks, KV_WORK },
+        { (void **)&t->ema, p->host_lookup ? 2 * row * chunks : 0, KV_LISTS },
         { (void **)&t->sel, 4 * row * slots, KV_MAP },
         { (void **)&t->fetch, 4 * times * row * slots, KV_MAP },
         { (void **)&t->into, 4 * times * row * slots, KV_MAP },
@@ -132,7 +132,8 @@ bool kv_region_mirrored(const kv_params *p, kv_region r)
 
 bool kv_region_on_device(const kv_params *p, kv_region r)
 {
-    return r == KV_MAP && (p->device_steps || !p->apart);
+    return (r == KV_MAP && (p->device_steps || !p->apart)) ||
+           (r == KV_WORK && (p->device_steps || p->host_lookup || !p->apart));
 }
 
 static void map_bytes(const kv_params *p, bool resident, kv_sizes *z)

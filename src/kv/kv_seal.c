@@ -157,7 +157,8 @@ void kv_map_block(kv_store *s, uint32_t seq, uint32_t b, bool host)
         const uint64_t first = (kv_lane(s, seq, 0) + i) * s->n_chunk_max + at;
 
         for (uint32_t c = 0; host_has_maps(s) && c < s->block_chunks; c++) {
-            s->ema[first + c]     = 0;
+            if (!s->cpu)
+                s->ema[first + c] = 0;
             s->slot_of[first + c] = KVD_SLOT_NONE;
         }
         for (uint32_t c = 0; !s->sizes.resident && c < s->block_chunks; c++)

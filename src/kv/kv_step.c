@@ -80,8 +80,8 @@ void kv_seq_restart(kv_store *s, uint32_t seq)
 /* Forgets windows and averages of all layers: what a refill starts from. */
 kvd_status kv_clear_windows(kv_store *s, kvd_stream *st, uint32_t seq, kvd_err *err)
 {
-    const kvd_backend_ops *ops   = s->be->ops;
-    const kvd_mem         *map   = &s->region[KV_MAP];
+    const kvd_backend_ops *ops = s->be->ops;
+    const kvd_mem         *map = &s->region[KV_MAP], *work = &s->region[KV_WORK];
     const uint64_t         lanes = (uint64_t)s->params.n_layer * s->params.n_kv_head;
     const uint64_t         pitch = s->n_chunk_max * sizeof(*s->ema);
     const uint64_t         lane  = kv_lane(s, seq, 0);
@@ -91,8 +91,9 @@ kvd_status kv_clear_windows(kv_store *s, kvd_stream *st, uint32_t seq, kvd_err *
                                : s->seq[seq].n_sealed / s->params.chunk_tokens * sizeof(*s->ema);
     const uint8_t *base  = map->ptr;
 
-    KVD_TRY(ops->fill(st, *map, (uint64_t)((uint8_t *)(s->ema + lane * s->n_chunk_max) - base),
-                      pitch, width, lanes, 0, err));
+    KVD_TRY(ops->fill(
+        st, *work, (uint64_t)((uint8_t *)(s->ema + lane * s->n_chunk_max) - (uint8_t *)work->ptr),
+        pitch, s->cpu ? pitch : width, lanes, 0, err));
     KVD_TRY(ops->fill(st, *map, (uint64_t)((uint8_t *)(s->slot_of + lane * s->n_chunk_max) - base),
                       pitch, width, lanes, 0xff, err));
     return ops->fill(st, *map, (uint64_t)((uint8_t *)(s->chunk_of + lane * s->slots_max) - base), 0,
@@ -129,6 +130,9 @@ static uint64_t record_of_sink(const kv_store *s, uint32_t seq, uint32_t layer, 
 
 kvd_attn_span_args kv_span_args(const kv_store *s, const kv_query *q, const kvd_attn_span *span)
 {
+    const uint64_t part =
+        kvd_attn_part_floats(s->params.n_head / s->params.n_kv_head, s->params.head_dim);
+
     return (kvd_attn_span_args){ .n_row      = q->n_row,
                                  .n_head     = s->params.n_head,
                                  .kv         = kv_layout(s, q->layer),
@@ -138,12 +142,12 @@ kvd_attn_span_args kv_span_args(const kv_store *s, const kv_query *q, const kvd_
                                  .out_stride = q->out_stride,
                                  .lse_stride = s->params.n_head,
                                  .q          = q->q,
-                                 .part       = s->step.part,
+                                 .part       = s->step.part + kv_query_shared(s, q) * part,
                                  .scale      = q->scale };
 }
 
-static kvd_status attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
-                               const kvd_attn_span *span, float *lse, float *out, kvd_err *err)
+kvd_status kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
+                           const kvd_attn_span *span, float *lse, float *out, kvd_err *err)
 {
     kvd_attn_span_args a = kv_span_args(s, q, span);
 
@@ -195,7 +199,8 @@ void kv_list_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint32_t l
                                       .refill   = kv_refills(q),
                                       .cap      = kv_step_dev(s, s->cap + lane),
                                       .sel      = t->sel + list,
-                                      .ema      = s->ema + lane * s->n_chunk_max,
+                                      .ema      = s->cpu ? t->ema + i * n_h * s->n_chunk_max
+                                                         : s->ema + lane * s->n_chunk_max,
                                       .slot_of  = s->slot_of + lane * s->n_chunk_max,
                                       .chunk_of = s->chunk_of + lane * s->slots_max,
                                       .stamp    = s->stamp + lane * s->slots_max,
@@ -207,7 +212,7 @@ void kv_list_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint32_t l
 kvd_attn_span_args kv_kept_args(const kv_store *s, const kv_query *q)
 {
     kvd_attn_span_args a =
-        kv_span_args(s, q, kv_step_dev(s, s->step.kept_span + kv_lane_at(s, q->layer)));
+        kv_span_args(s, q, kv_step_dev(s, s->step.kept_span + kv_query_lane(s, q)));
 
     a.lse   = s->step.lse;
     a.first = true;
@@ -220,7 +225,7 @@ kvd_select_args kv_select_args(const kv_store *s, const kv_query *q)
 {
     kvd_select_args a = { .n_seq       = q->n_row,
                           .n_head      = s->params.n_head,
-                          .seq         = kv_step_dev(s, s->step.select + kv_seq_at(s, q->layer)),
+                          .seq         = kv_step_dev(s, s->step.select + kv_query_seq(s, q)),
                           .index       = s->index,
                           .q_stride    = q->q_stride,
                           .lse_stride  = s->params.n_head,
@@ -228,7 +233,7 @@ kvd_select_args kv_select_args(const kv_store *s, const kv_query *q)
                           .sel_stride  = s->slots_max,
                           .q           = q->q,
                           .kept_lse    = s->step.lse,
-                          .result      = kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
+                          .result      = kv_found(s, s->step.chosen + kv_query_lane(s, q)),
                           .rule        = s->policy.rule,
                           .scale       = q->scale,
                           .alpha       = s->policy.alpha,
@@ -240,16 +245,37 @@ kvd_select_args kv_select_args(const kv_store *s, const kv_query *q)
 
 kvd_window_args kv_window_args(const kv_store *s, const kv_query *q)
 {
-    return (kvd_window_args){ .n_seq     = q->n_row,
-                              .n_kv_head = s->params.n_kv_head,
-                              .seq       = kv_step_dev(s, s->step.window + kv_seq_at(s, q->layer)),
-                              .select    = kv_found(s, s->step.chosen + kv_lane_at(s, q->layer)),
-                              .result    = kv_found(s, s->step.change + kv_lane_at(s, q->layer)),
+    return (kvd_window_args){ .n_seq       = q->n_row,
+                              .n_kv_head   = s->params.n_kv_head,
+                              .seq         = kv_step_dev(s, s->step.window + kv_query_seq(s, q)),
+                              .select      = kv_found(s, s->step.chosen + kv_query_lane(s, q)),
+                              .result      = kv_found(s, s->step.change + kv_query_lane(s, q)),
                               .lane_stride = s->n_chunk_max,
                               .slot_stride = s->slots_max,
                               .sel_stride  = s->slots_max,
                               .policy      = s->policy.evict,
                               .strict      = s->policy.strict };
+}
+
+kvd_status kv_attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const kvd_attn_span_args a = kv_kept_args(s, q);
+
+    return s->be->ops->attn_span(st, &a, err);
+}
+
+kvd_status kv_score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const kvd_select_args a = kv_select_args(s, q);
+
+    return s->be->ops->select(st, &a, err);
+}
+
+kvd_status kv_change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const kvd_window_args a = kv_window_args(s, q);
+
+    return s->cpu ? s->cpu->ops->window(s->cpu_stream, &a, err) : s->be->ops->window(st, &a, err);
 }
 
 void kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
@@ -277,12 +303,15 @@ void kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
     s->lane_hit[in_layer] += r->n_hit;
 }
 
-static void count_row(kv_store *s, const kv_query *q, uint32_t i)
+void kv_count_rows(kv_store *s, const kv_query *q)
 {
-    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
-        const uint32_t at = i * s->params.n_kv_head + h;
+    const uint32_t n_h = s->params.n_kv_head;
 
-        kv_count_lane(s, q->seq[i], q->layer, h, &s->step.chosen[at], &s->step.change[at]);
+    for (uint32_t i = 0; i < q->n_row * n_h; i++) {
+        const size_t at = kv_query_lane(s, q) + i;
+
+        kv_count_lane(s, q->seq[i / n_h], q->layer, i % n_h, &s->step.chosen[at],
+                      &s->step.change[at]);
     }
 }
 
@@ -355,41 +384,46 @@ static kvd_status settle_late(kv_store *s, const kv_query *q, kvd_err *err)
     return KVD_OK;
 }
 
-static kvd_status host_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+kvd_status kv_begin_rows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    const kvd_backend_ops *ops    = s->be->ops;
-    const uint64_t         t0     = kvd_now_ns();
-    bool                   refill = false;
-    kvd_attn_span_args     kept;
-    kvd_select_args        select;
-    kvd_window_args        change;
-    uint64_t               t1;
-
-    for (uint32_t i = 0; i < q->n_row; i++)
-        refill = refill || kv_refills(&s->seq[q->seq[i]]);
-
     for (uint32_t i = 0; i < q->n_row && q->layer == 0; i++) {
         if (kv_refills(&s->seq[q->seq[i]]))
             KVD_TRY(kv_clear_windows(s, st, q->seq[i], err));
         s->counts.n_step++;
     }
-    KVD_TRY(kv_tier_begin(s, q->layer, refill, err)); /* earlier steps' late records */
     for (uint32_t i = 0; i < q->n_row; i++)
         kv_list_row(s, i, q->seq[i], q->row[i], q->layer);
-    kept   = kv_kept_args(s, q);
-    select = kv_select_args(s, q);
-    change = kv_window_args(s, q);
-    KVD_TRY(ops->attn_span(st, &kept, err));
-    KVD_TRY(ops->select(st, &select, err));
+    return KVD_OK;
+}
+
+/* The windows' change, and waits for it. */
+static kvd_status change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    if (s->cpu)
+        return kv_lookup_change(s, st, q, err);
+    KVD_TRY(kv_change_windows(s, st, q, err));
+    return kv_wait_lists(s, st, err); /* what follows goes by the change */
+}
+
+static kvd_status host_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    const uint64_t t0     = kvd_now_ns();
+    bool           refill = false;
+    uint64_t       t1;
+
+    for (uint32_t i = 0; i < q->n_row; i++)
+        refill = refill || kv_refills(&s->seq[q->seq[i]]);
+    KVD_TRY(kv_tier_begin(s, q->layer, refill, err)); /* earlier steps' late records */
+    KVD_TRY(kv_begin_rows(s, st, q, err));
+    KVD_TRY(kv_attend_kept(s, st, q, err));
+    KVD_TRY(kv_score_chunks(s, st, q, err));
     if (s->tap) {
-        KVD_TRY(ops->stream_sync(st, err));
+        KVD_TRY(s->be->ops->stream_sync(st, err));
         show_lanes(s, q);
     }
-    KVD_TRY(ops->window(st, &change, err));
-    KVD_TRY(kv_wait_lists(s, st, err)); /* what follows goes by the change */
+    KVD_TRY(change_windows(s, st, q, err));
     KVD_TRY(settle_late(s, q, err));
-    for (uint32_t i = 0; i < q->n_row; i++)
-        count_row(s, q, i);
+    kv_count_rows(s, q);
     t1 = kvd_now_ns();
     s->counts.select_ns += t1 - t0;
     kvd_trace_add(s->params.trace, KVD_TRACE_SELECT, t0, t1, q->layer, q->n_row);
@@ -399,10 +433,10 @@ static kvd_status host_select(kv_store *s, kvd_stream *st, const kv_query *q, kv
 /* ---- fetch --------------------------------------------------------------------------- */
 
 /* Of one lane's misses the urgent ones or the rest: to copy from the host, or to read from disk. */
-static uint64_t list_misses(kv_store *s, const kv_query *q, uint32_t at, bool urgent, uint64_t n)
+static uint64_t list_lane(kv_store *s, const kv_query *q, uint32_t at, bool urgent, uint64_t n)
 {
     const kv_step           *t    = &s->step;
-    const uint32_t           seq  = q->seq[at / s->params.n_kv_head];
+    const uint32_t           seq  = q->seq[at / s->params.n_kv_head - q->first];
     const uint64_t           lane = kv_lane(s, seq, q->layer) + at % s->params.n_kv_head;
     const kvd_window_result *r    = &t->change[at];
     const uint64_t           list = (uint64_t)at * s->slots_max;
@@ -422,16 +456,24 @@ static uint64_t list_misses(kv_store *s, const kv_query *q, uint32_t at, bool ur
     return n;
 }
 
+uint64_t kv_list_misses(kv_store *s, const kv_query *q, bool urgent, uint64_t n)
+{
+    const size_t first = kv_query_shared(s, q);
+
+    for (uint32_t i = 0; i < q->n_row * s->params.n_kv_head; i++)
+        n = list_lane(s, q, (uint32_t)first + i, urgent, n);
+    return n;
+}
+
 /* Brings up the urgent misses, or starts what brings up the rest. */
 static kvd_status fetch_part(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
                              kvd_err *err)
 {
-    uint64_t n = 0;
+    uint64_t n;
 
     if (s->sizes.resident || s->no_fetch)
         return KVD_OK;
-    for (uint32_t at = 0; at < q->n_row * s->params.n_kv_head; at++)
-        n = list_misses(s, q, at, urgent, n);
+    n = kv_list_misses(s, q, urgent, 0);
     s->counts.bytes_up += n * s->packed_bytes;
     KVD_TRY(kv_copy_up(s, st, &s->step.list[urgent ? KV_COPIES : KV_COPIES_LATE], n, err));
     return kv_tier_fetch(s, st, q->layer, urgent, err);
@@ -487,7 +529,7 @@ static uint32_t list_selected(const kv_store *s, uint32_t seq, uint32_t layer, u
 static void span_near(const kv_store *s, const kv_query *q, uint32_t i, uint32_t head)
 {
     const kv_step *t    = &s->step;
-    const uint32_t at   = i * s->params.n_kv_head + head;
+    const uint32_t at   = (q->first + i) * s->params.n_kv_head + head;
     const uint64_t list = (uint64_t)at * s->slots_max;
     uint64_t      *near = t->near + list;
     uint32_t       n    = t->change[at].n_stay;
@@ -504,7 +546,7 @@ static void span_near(const kv_store *s, const kv_query *q, uint32_t i, uint32_t
 static void span_urgent(const kv_store *s, const kv_query *q, uint32_t i, uint32_t head)
 {
     const kv_step *t      = &s->step;
-    const uint32_t at     = i * s->params.n_kv_head + head;
+    const uint32_t at     = (q->first + i) * s->params.n_kv_head + head;
     const uint64_t list   = (uint64_t)at * s->slots_max;
     uint64_t      *urgent = t->urgent + list;
 
@@ -513,7 +555,19 @@ static void span_urgent(const kv_store *s, const kv_query *q, uint32_t i, uint32
     t->urgent_span[at] = (kvd_attn_span){ .record = urgent, .n_record = t->change[at].n_urgent };
 }
 
-static void finish_rows(kv_store *s, const kv_query *q)
+void kv_span_rows(kv_store *s, const kv_query *q, bool urgent)
+{
+    for (uint32_t i = 0; i < q->n_row; i++) {
+        for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+            if (urgent)
+                span_urgent(s, q, i, h);
+            else
+                span_near(s, q, i, h);
+        }
+    }
+}
+
+void kv_finish_rows(kv_store *s, const kv_query *q)
 {
     for (uint32_t i = 0; i < q->n_row && q->layer + 1 == s->params.n_layer; i++)
         s->seq[q->seq[i]].step++;
@@ -524,20 +578,14 @@ static kvd_status host_attend(kv_store *s, kvd_stream *st, const kv_query *q, kv
     const uint64_t t0 = kvd_now_ns();
     uint64_t       t1, t2;
 
-    for (uint32_t i = 0; i < q->n_row; i++) {
-        for (uint32_t h = 0; h < s->params.n_kv_head; h++)
-            span_near(s, q, i, h);
-    }
-    KVD_TRY(attend_spans(s, st, q, s->step.near_span, NULL, NULL, err));
-    for (uint32_t i = 0; i < q->n_row; i++) {
-        for (uint32_t h = 0; h < s->params.n_kv_head; h++)
-            span_urgent(s, q, i, h);
-    }
+    kv_span_rows(s, q, false);
+    KVD_TRY(kv_attend_spans(s, st, q, s->step.near_span, NULL, NULL, err));
+    kv_span_rows(s, q, true);
     if (kv_zone_used(s)) {
-        KVD_TRY(attend_spans(s, st, q, s->step.urgent_span, s->step.lse, NULL, err));
+        KVD_TRY(kv_attend_spans(s, st, q, s->step.urgent_span, s->step.lse, NULL, err));
         KVD_TRY(kv_zone_attend(s, st, q, err));
     } else {
-        KVD_TRY(attend_spans(s, st, q, s->step.urgent_span, NULL, q->out, err));
+        KVD_TRY(kv_attend_spans(s, st, q, s->step.urgent_span, NULL, q->out, err));
     }
     t1 = kvd_now_ns();
     s->counts.attend_ns += t1 - t0;
@@ -547,7 +595,7 @@ static kvd_status host_attend(kv_store *s, kvd_stream *st, const kv_query *q, kv
     s->counts.fetch_ns += t2 - t1;
     kvd_trace_add(s->params.trace, KVD_TRACE_ATTEND, t0, t1, q->layer, q->n_row);
     kvd_trace_add(s->params.trace, KVD_TRACE_FETCH_LATE, t1, t2, q->layer, q->n_row);
-    finish_rows(s, q);
+    kv_finish_rows(s, q);
     return KVD_OK;
 }
 
@@ -560,7 +608,7 @@ kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *er
 
 bool kv_set_tap(kv_store *s, kv_tap_fn fn, void *ctx)
 {
-    if (fn && s->mirror[KV_ARGS].ptr)
+    if (fn && (s->mirror[KV_ARGS].ptr || s->cpu))
         return false;
     s->tap     = fn;
     s->tap_ctx = ctx;

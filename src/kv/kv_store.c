@@ -174,6 +174,11 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     *out = NULL;
     p    = &full;
     kvd_assert(p->record == KVD_RECORD_RAW || p->sparse); /* parameters lie with the index */
+    if (p->cache_dir && p->host_lookup && p->apart)
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                        "the prefix cache (--cache-dir) needs the maps where the device's lookup "
+                        "keeps them: not with --lookup host on \"%s\"",
+                        be->ops->name);
     KVD_TRY(kv_plan(p, &sizes, err));
     if (!sizes.resident &&
         sizes.n_block * p->n_layer * p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) >=
@@ -208,7 +213,9 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     s->params.lane_tokens = NULL; /* borrowed for the call */
     st                    = kv_leave_open(s, err);
     if (st == KVD_OK)
-        st = kv_alone_open(s, err);
+        st = kv_sched_open(s, err);
+    if (st == KVD_OK)
+        st = kv_lookup_open(s, err);
     if (st == KVD_OK)
         st = kv_cache_open(s, err);
     if (st == KVD_OK)
@@ -251,7 +258,8 @@ void kv_store_close(kv_store *s)
         drop_blocks(s, i, 0); /* and references to the block store */
     kv_tier_close(s);
     kv_cache_close(s);
-    kv_alone_close(s);
+    kv_sched_close(s);
+    kv_lookup_close(s);
     kv_leave_close(s);
     s->be->ops->mem_free(s->be, &s->pool);
     s->be->ops->mem_free(s->be, &s->landmarks);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* split.c - every op is put off until its stream is waited for, and DEVICE memory is accessible
- * while ops run and at no other time. */
+ * while ops run and at no other time.
+ *
+ * All streams' ops are kept in the order of their calls, each with a number that grows; what has
+ * run is taken out.  A wait for an event knows the number of its record. */
 #include "support/split.h"
 
 #include <pthread.h>
@@ -9,7 +12,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define N_MAX 64
+#define N_MAX   64
+#define N_EVENT 256
 
 typedef kvd_status (*task_fn)(kvd_stream *st, const void *args, kvd_err *err);
 
@@ -24,13 +28,21 @@ typedef struct fill_args {
     uint8_t  value;
 } fill_args;
 
-/* All streams' ops in the order of their calls, which is one that events allow. */
 typedef struct task {
-    task_fn     fn;
+    task_fn     fn; /* NULL: of an event */
     kvd_stream *st;
     void       *args; /* a copy: the caller's dies after the call */
     size_t      bytes;
+    kvd_event  *event;
+    bool        waits;
+    uint64_t    number, after; /* waits: for the task of this number; 0: for none */
+    bool        done;
 } task;
+
+typedef struct event_at {
+    kvd_event *event;
+    uint64_t   number; /* of its last record; 0: none yet */
+} event_at;
 
 struct kvd_graph {
     task  *task;
@@ -42,6 +54,9 @@ static kvd_backend_ops        split_ops;
 static kvd_mem                held[N_MAX];
 static task                  *tasks;
 static size_t                 n_task, n_task_max;
+static uint64_t               n_number;
+static event_at               events[N_EVENT];
+static bool                   others_first, dry; /* dry: ops do nothing */
 static bool                   recording;
 static size_t                 graph_at; /* of tasks: the first that is recorded */
 static uint64_t               n_run;    /* of graphs */
@@ -49,8 +64,10 @@ static uint64_t               n_wait;
 static uint64_t               n_op[2], fail_at[2]; /* ops run, copies down; which fails, or 0 */
 static uint64_t               memory_total, memory_context, scratch, pinned;
 
-/* A thread that runs all that has been put off, since somebody has asked whether it is done. */
+/* A thread that runs a stream up to what somebody has asked for, whether it is done. */
 static pthread_t   device;
+static kvd_stream *device_stream;
+static uint64_t    device_number;
 static bool        busy;
 static atomic_bool over;
 static kvd_status  over_status;
@@ -93,17 +110,35 @@ static void settle(void)
     busy = false;
 }
 
-static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes, kvd_err *err)
+/* Before anything is given: what was given before has to have run; a failure shows when it is
+ * waited for. */
+static kvd_status ready(kvd_err *err)
 {
-    if (busy) /* what was given before has to have run; a failure shows when it is waited for */
+    if (busy)
         settle();
-    KVD_TRY(failed(err));
+    return failed(err);
+}
+
+static task *put(kvd_stream *st)
+{
     if (n_task == n_task_max) {
         n_task_max = 2 * n_task_max + 64;
         tasks      = realloc(tasks, n_task_max * sizeof(*tasks));
         check(tasks != NULL);
     }
-    tasks[n_task++] = (task){ fn, st, copy_of(args, bytes), bytes };
+    tasks[n_task] = (task){ .st = st, .number = ++n_number };
+    return &tasks[n_task++];
+}
+
+static kvd_status put_off(kvd_stream *st, task_fn fn, const void *args, size_t bytes, kvd_err *err)
+{
+    task *t;
+
+    KVD_TRY(ready(err));
+    t        = put(st);
+    t->fn    = fn;
+    t->args  = copy_of(args, bytes);
+    t->bytes = bytes;
     return KVD_OK;
 }
 
@@ -116,23 +151,74 @@ static bool comes_down(const task *t)
     return t->fn == run_copy && a->src.kind == KVD_MEM_DEVICE && a->dst.kind == KVD_MEM_PINNED;
 }
 
-static kvd_status run_tasks(kvd_err *err)
+/* ---- running ------------------------------------------------------------------------- */
+
+static kvd_status run_op(const task *t, kvd_err *err)
+{
+    n_op[0]++;
+    n_op[1] += comes_down(t);
+    KVD_TRY(failed(err));
+    return t->fn(t->st, t->args, err);
+}
+
+/* A stream's tasks up to that of a number, and what they wait for. */
+static kvd_status run_stream(kvd_stream *st, uint64_t number, kvd_err *err)
+{
+    kvd_status rc = KVD_OK;
+
+    for (size_t i = 0; i < n_task && tasks[i].number <= number; i++) {
+        task *t = &tasks[i];
+
+        if (t->st != st || t->done)
+            continue;
+        t->done = true;
+        for (size_t k = 0; t->waits && k < i && rc == KVD_OK; k++) {
+            if (tasks[k].number == t->after && !tasks[k].done)
+                rc = run_stream(tasks[k].st, t->after, err);
+        }
+        if (t->fn && !dry && rc == KVD_OK)
+            rc = run_op(t, err);
+    }
+    return rc;
+}
+
+static kvd_status run_others(kvd_stream *st, kvd_err *err)
+{
+    kvd_status rc = KVD_OK;
+
+    for (size_t i = 0; i < n_task; i++) {
+        if (tasks[i].st != st && !tasks[i].done && rc == KVD_OK)
+            rc = run_stream(tasks[i].st, n_number, err);
+    }
+    return rc;
+}
+
+/* What has run goes; after a failure everything does. */
+static void sweep(bool all)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < n_task; i++) {
+        if (all || tasks[i].done)
+            free(tasks[i].args);
+        else
+            tasks[n++] = tasks[i];
+    }
+    n_task = n;
+}
+
+/* st NULL: all streams. */
+static kvd_status run_tasks(kvd_stream *st, uint64_t number, kvd_err *err)
 {
     kvd_status rc = KVD_OK;
 
     check(!recording); /* nothing may be waited for */
     allow(PROT_READ | PROT_WRITE);
-    for (size_t i = 0; i < n_task; i++) {
-        if (rc == KVD_OK) {
-            n_op[0]++;
-            n_op[1] += comes_down(&tasks[i]);
-            rc = failed(err);
-        }
-        if (rc == KVD_OK)
-            rc = tasks[i].fn(tasks[i].st, tasks[i].args, err);
-        free(tasks[i].args);
-    }
-    n_task = 0;
+    if (!st || others_first)
+        rc = run_others(st, err);
+    if (st && rc == KVD_OK)
+        rc = run_stream(st, number, err);
+    sweep(rc != KVD_OK);
     allow(PROT_NONE);
     return rc == KVD_OK ? failed(err) : rc;
 }
@@ -140,41 +226,28 @@ static kvd_status run_tasks(kvd_err *err)
 static void *device_main(void *unused)
 {
     (void)unused;
-    over_status = run_tasks(&over_err);
+    over_status = run_tasks(device_stream, device_number, &over_err);
     atomic_store(&over, true);
     return NULL;
 }
 
-/* As a GPU's event: what was given runs meanwhile. */
-static kvd_status split_event_poll(const kvd_event *ev, kvd_err *err)
+static kvd_status run(kvd_stream *st, uint64_t number, kvd_err *err)
 {
-    (void)ev;
-    if (!busy && n_task == 0)
-        return failed(err);
-    if (!busy) {
-        atomic_store(&over, false);
-        busy = true;
-        check(pthread_create(&device, NULL, device_main, NULL) == 0);
-    }
-    if (!atomic_load(&over))
-        return kvd_fail(err, KVD_E_BUSY, 0, "not yet");
-    return over_status == KVD_OK ? KVD_OK : kvd_fail(err, over_status, 0, "%s", over_err.msg);
-}
+    kvd_status rc;
 
-static kvd_status run_all(kvd_err *err)
-{
-    const kvd_status st = busy ? (settle(), over_status) : over_status;
-
+    if (busy)
+        settle();
+    rc          = over_status;
     over_status = KVD_OK;
-    if (st != KVD_OK && err)
+    if (rc != KVD_OK && err)
         *err = over_err;
-    return st == KVD_OK ? run_tasks(err) : st;
+    return rc == KVD_OK ? run_tasks(st, number, err) : rc;
 }
 
 static kvd_status split_sync(kvd_stream *st, kvd_err *err)
 {
     n_wait++;
-    KVD_TRY(run_all(err));
+    KVD_TRY(run(st, n_number, err));
     return real->stream_sync(st, err);
 }
 
@@ -182,9 +255,93 @@ static void split_stream_close(kvd_stream *st)
 {
     kvd_err err = { 0 };
 
-    check(run_all(&err) == KVD_OK || failed(NULL) != KVD_OK);
+    if (st)
+        check(run(st, n_number, &err) == KVD_OK || failed(NULL) != KVD_OK);
     real->stream_close(st);
 }
+
+/* ---- events -------------------------------------------------------------------------- */
+
+static event_at *event_of(const kvd_event *ev)
+{
+    int i = 0;
+
+    while (events[i].event != ev)
+        check(++i < N_EVENT);
+    return &events[i];
+}
+
+static kvd_status split_event_open(kvd_backend *be, kvd_event **out, kvd_err *err)
+{
+    KVD_TRY(real->event_open(be, out, err));
+    *event_of(NULL) = (event_at){ .event = *out };
+    return KVD_OK;
+}
+
+static void split_event_close(kvd_event *ev)
+{
+    *event_of(ev) = (event_at){ 0 };
+    real->event_close(ev);
+}
+
+static kvd_status split_event_record(kvd_event *ev, kvd_stream *st, kvd_err *err)
+{
+    task *t;
+
+    KVD_TRY(ready(err));
+    t                    = put(st);
+    t->event             = ev;
+    event_of(ev)->number = t->number;
+    return KVD_OK;
+}
+
+static kvd_status split_event_wait(kvd_event *ev, kvd_stream *st, kvd_err *err)
+{
+    task *t;
+
+    KVD_TRY(ready(err));
+    t        = put(st);
+    t->event = ev;
+    t->waits = true;
+    t->after = event_of(ev)->number;
+    return KVD_OK;
+}
+
+/* What an event waits for, if that has not run. */
+static const task *task_before(const kvd_event *ev)
+{
+    const uint64_t number = event_of(ev)->number;
+
+    for (size_t i = 0; i < n_task; i++) {
+        if (tasks[i].number == number)
+            return &tasks[i];
+    }
+    return NULL;
+}
+
+/* As a GPU's event: what it is about runs meanwhile.  A failure shows here and in the next wait. */
+static kvd_status split_event_poll(const kvd_event *ev, kvd_err *err)
+{
+    const task *t;
+
+    if (busy && !atomic_load(&over))
+        return kvd_fail(err, KVD_E_BUSY, 0, "not yet");
+    if (busy)
+        settle();
+    if (over_status != KVD_OK)
+        return kvd_fail(err, over_status, 0, "%s", over_err.msg);
+    t = task_before(ev);
+    if (!t)
+        return failed(err);
+    device_stream = t->st;
+    device_number = t->number;
+    atomic_store(&over, false);
+    busy = true;
+    check(pthread_create(&device, NULL, device_main, NULL) == 0);
+    return kvd_fail(err, KVD_E_BUSY, 0, "not yet");
+}
+
+/* ---- graphs -------------------------------------------------------------------------- */
 
 static kvd_status split_graph_begin(kvd_stream *st, kvd_err *err)
 {
@@ -198,16 +355,31 @@ static kvd_status split_graph_begin(kvd_stream *st, kvd_err *err)
     return KVD_OK;
 }
 
+/* What other streams were given is behind the one that is recorded, and waits for nothing that was
+ * not. */
+static void check_joined(kvd_stream *st)
+{
+    kvd_err err = { 0 };
+
+    dry = true;
+    check(run_stream(st, n_number, &err) == KVD_OK);
+    dry = false;
+    for (size_t i = graph_at; i < n_task; i++)
+        check(tasks[i].done && (!tasks[i].waits || tasks[i].after >= tasks[graph_at].number));
+    for (size_t i = 0; i < n_task; i++)
+        tasks[i].done = false;
+}
+
 static kvd_status split_graph_end(kvd_stream *st, kvd_graph **out, kvd_err *err)
 {
     kvd_graph *g;
 
-    (void)st;
     *out      = NULL;
     recording = false;
     KVD_TRY(failed(err));
     g = malloc(sizeof(*g));
     check(g && n_task > graph_at);
+    check_joined(st);
     g->n    = n_task - graph_at;
     g->task = copy_of(tasks + graph_at, g->n * sizeof(*g->task));
     n_task  = graph_at;
@@ -218,8 +390,16 @@ static kvd_status split_graph_end(kvd_stream *st, kvd_graph **out, kvd_err *err)
 static kvd_status split_graph_run(kvd_graph *g, kvd_stream *st, kvd_err *err)
 {
     (void)st;
-    for (size_t i = 0; i < g->n; i++)
-        KVD_TRY(put_off(g->task[i].st, g->task[i].fn, g->task[i].args, g->task[i].bytes, err));
+    for (size_t i = 0; i < g->n; i++) {
+        const task *t = &g->task[i];
+
+        if (t->fn)
+            KVD_TRY(put_off(t->st, t->fn, t->args, t->bytes, err));
+        else if (t->waits)
+            KVD_TRY(split_event_wait(t->event, t->st, err));
+        else
+            KVD_TRY(split_event_record(t->event, t->st, err));
+    }
     n_run++;
     return KVD_OK;
 }
@@ -299,6 +479,16 @@ static kvd_status split_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t
     return put_off(st, run_fill, &a, sizeof(a), err);
 }
 
+static kvd_status run_stamp(kvd_stream *st, const void *args, kvd_err *err)
+{
+    return real->stamp(st, *(uint64_t *const *)args, err);
+}
+
+static kvd_status split_stamp(kvd_stream *st, uint64_t *at, kvd_err *err)
+{
+    return put_off(st, run_stamp, &at, sizeof(at), err);
+}
+
 static void split_memory(const kvd_backend *be, kvd_device_memory *out)
 {
     (void)be;
@@ -347,7 +537,7 @@ static void split_free(kvd_backend *be, kvd_mem *m)
 {
     kvd_err err = { 0 };
 
-    check(run_all(&err) == KVD_OK ||
+    check(run(NULL, 0, &err) == KVD_OK ||
           failed(NULL) != KVD_OK); /* as a GPU's, it waits for what may still use it */
     for (int i = 0; i < N_MAX; i++) {
         if (m->ptr && held[i].ptr == m->ptr) {
@@ -392,6 +582,11 @@ void split_begin(kvd_backend *be)
     split_ops.mark          = split_mark;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
+    split_ops.stamp         = split_stamp;
+    split_ops.event_open    = split_event_open;
+    split_ops.event_close   = split_event_close;
+    split_ops.event_record  = split_event_record;
+    split_ops.event_wait    = split_event_wait;
     split_ops.stream_sync   = split_sync;
     split_ops.stream_close  = split_stream_close;
     split_ops.graph_begin   = split_graph_begin;
@@ -433,8 +628,14 @@ uint64_t split_graph_runs(void)
     return n_run;
 }
 
+void split_order(bool first)
+{
+    others_first = first;
+}
+
 void split_end(kvd_backend *be)
 {
+    others_first = false;
     for (int i = 0; i < N_MAX; i++)
         check(!held[i].ptr);
     check(n_task == 0);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* split.h - a CPU backend that works like a GPU's as far as host code can tell: its DEVICE memory
- * only ops can touch (anything else ends with a signal), and ops run as late as they may, when a
- * stream is waited for: what they read has to be as it was meant until then.  Steps are recorded.
- */
+ * only ops can touch (anything else ends with a signal), and ops run as late as they may: what they
+ * read has to be as it was meant until then.  Streams are ordered by events alone: when one is
+ * waited for, its ops run, and of other streams what its events ask for, or, after split_order(),
+ * first all that others have.  Steps are recorded. */
 #ifndef KVD_TEST_SPLIT_H
 #define KVD_TEST_SPLIT_H
 
@@ -14,7 +15,8 @@ void split_begin(kvd_backend *be);
 void split_end(kvd_backend *be); /* all that was allocated in between has been freed */
 
 uint64_t split_graph_runs(void); /* since split_begin() */
-uint64_t split_waits(void);      /* for a stream, likewise */
+void     split_order(bool others_first);
+uint64_t split_waits(void); /* for a stream, likewise */
 /* From the n-th op on (counted from now, 1 is the next) the device has failed for good: no op runs,
  * and whatever gives, waits for or asks for one is KVD_E_DEVICE.  down: of copies from its memory
  * to pinned memory, the n-th. */

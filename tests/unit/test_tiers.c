@@ -18,6 +18,9 @@ enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420, 
 static kvd_err       err;
 static const char   *fast = "cpu"; /* --backend NAME: another in its place */
 static kvd_kv_record record;       /* of all sessions */
+static kvd_schedule  schedule;     /* likewise */
+static kvd_lookup    lookup;
+static uint32_t      micro_batch;
 static uint32_t      n_batch = N_BATCH;
 
 static kvd_model *open_model(const char *name, const char *backend)
@@ -51,6 +54,7 @@ static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, ui
     p.n_logits  = N_BATCH;
     p.attention = a;
     p.kv_record = record;
+    p.lookup    = lookup;
     if (tiers) {
         uint64_t lo = 1, hi;
 
@@ -173,10 +177,12 @@ static kvd_attention_params sparse(uint32_t budget, float cap)
 {
     kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
 
-    a.mode     = KVD_ATTENTION_SPARSE;
-    a.budget   = budget;
-    a.cap      = cap;
-    a.min_mass = -1.0f;
+    a.mode        = KVD_ATTENTION_SPARSE;
+    a.budget      = budget;
+    a.cap         = cap;
+    a.min_mass    = -1.0f;
+    a.schedule    = schedule;
+    a.micro_batch = micro_batch;
     return a;
 }
 
@@ -664,6 +670,17 @@ static void test_split_sequences(void **state)
     do_not_mix(m, 0);
     assert_true(split_graph_runs() > 0);
     do_not_mix(m, 8);
+    lookup = KVD_LOOKUP_HOST;
+    do_not_mix(m, 8);
+    for (uint32_t i = 0; i < 2; i++) { /* two of the four rows attend sparsely */
+        schedule    = KVD_SCHEDULE_ELASTIC;
+        micro_batch = i;
+        lookup      = i ? KVD_LOOKUP_HOST : KVD_LOOKUP_DEVICE;
+        do_not_mix(m, 0);
+    }
+    schedule    = KVD_SCHEDULE_SEQUENTIAL;
+    lookup      = KVD_LOOKUP_DEVICE;
+    micro_batch = 0;
     split_end(m->be);
     kvd_model_close(m);
 }

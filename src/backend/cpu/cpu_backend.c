@@ -210,6 +210,14 @@ static kvd_status cpu_event_poll(const kvd_event *ev, kvd_err *err)
     return KVD_OK;
 }
 
+static kvd_status cpu_stamp(kvd_stream *st, uint64_t *at, kvd_err *err)
+{
+    (void)st;
+    (void)err;
+    *at = kvd_now_ns();
+    return KVD_OK;
+}
+
 /* ---- graphs: none ---------------------------------------------------------------- */
 
 static kvd_status cpu_graph_begin(kvd_stream *st, kvd_err *err)
@@ -275,9 +283,9 @@ static kvd_status cpu_ref_choose(kvd_stream *st, const kvd_choose_args *a, kvd_e
     .stream_open = cpu_stream_open, .stream_close = cpu_stream_close,                             \
     .stream_sync = cpu_stream_sync, .event_open = cpu_event_open, .event_close = cpu_event_close, \
     .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_poll = cpu_event_poll,   \
-    .memory = cpu_memory, .copy = cpu_copy, .fill = cpu_fill, .graph_begin = cpu_graph_begin,     \
-    .graph_end = cpu_graph_end, .graph_run = cpu_graph_run, .graph_close = cpu_graph_close,       \
-    .synth = cpu_synth, .mark = cpu_mark
+    .memory = cpu_memory, .copy = cpu_copy, .fill = cpu_fill, .stamp = cpu_stamp,                 \
+    .graph_begin = cpu_graph_begin, .graph_end = cpu_graph_end, .graph_run = cpu_graph_run,       \
+    .graph_close = cpu_graph_close, .synth = cpu_synth, .mark = cpu_mark
 
 const kvd_backend_ops cpu_ops = {
     CPU_COMMON_OPS,

@@ -215,6 +215,18 @@ static kvd_status cuda_fill(kvd_stream *st, kvd_mem mem, uint64_t off, uint64_t 
     return KVD_OK;
 }
 
+static __global__ void cuda_write_time(uint64_t *at)
+{
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(*at));
+}
+
+static kvd_status cuda_stamp(kvd_stream *st, uint64_t *at, kvd_err *err)
+{
+    cuda_enter(st);
+    cuda_write_time<<<1, 1, 0, st->s>>>(at);
+    return cuda_launched("stamp", err);
+}
+
 /* ---- streams and events ---------------------------------------------------------- */
 
 static kvd_status cuda_stream_open(kvd_backend *b, kvd_stream **out, kvd_err *err)
@@ -399,6 +411,7 @@ static kvd_backend_ops cuda_make_ops(void)
     t.memory        = cuda_memory;
     t.copy          = cuda_copy;
     t.fill          = cuda_fill;
+    t.stamp         = cuda_stamp;
     t.graph_begin   = cuda_graph_begin;
     t.graph_end     = cuda_graph_end;
     t.graph_run     = cuda_graph_run;
