@@ -57,6 +57,7 @@ typedef struct cli_list {
     uint32_t x[CLI_LIST_MAX];
     int      n;
 } cli_list;
+/* "128,512" of an option. */
 kvd_status cli_parse_list(const kvd_opts *o, const char *name, cli_list *out, kvd_err *err);
 kvd_status cli_bench_schedules(kvd_model *m, const kvd_opts *o, kvd_err *err);
 
@@ -103,16 +104,6 @@ kvd_status cli_tokenize_chat(const kvd_model *m, const char *messages_json, cons
 /* "1,024" */
 const char *cli_grouped(uint64_t n, char out[32]);
 double      cli_mib(uint64_t bytes);
-
-/* ---- cli_bench.c ---------------------------------------------------------------------- */
-
-#define CLI_LIST_MAX 32
-typedef struct cli_list {
-    uint32_t x[CLI_LIST_MAX];
-    int      n;
-} cli_list;
-/* "128,512" of an option. */
-kvd_status cli_parse_list(const kvd_opts *o, const char *name, cli_list *out, kvd_err *err);
 
 /* ---- cli_bench_shape.c, cli_bench_row.c ---------------------------------------------- */
 
