@@ -660,7 +660,7 @@ typedef struct kvd_best_args {
 /* The largest shapes a session will ask for: what scratch is sized by. */
 typedef struct kvd_backend_limits {
     uint32_t n_token; /* rows of one matmul or attention call */
-    uint32_t n_seq;   /* sequences of one call */
+    uint32_t n_seq;   /* sequences of one select, window or attn_span call */
     uint32_t n_col;   /* widest matmul input */
     uint32_t n_head, n_kv_head, head_dim;
     uint32_t n_ctx;   /* longest sequence */
@@ -819,7 +819,7 @@ static inline kvd_weight kvd_weight_rows(kvd_weight w, uint32_t first, uint32_t 
 /* A product's norm and its swiglu as ops of their own, for a backend that runs them so. */
 static inline kvd_rms_norm_args kvd_matmul_norm(const kvd_matmul_args *a)
 {
-    kvd_rms_norm_args n = { 0 };
+    kvd_rms_norm_args n; /* every member is set: no braces fit both C and C++ */
 
     n.n_row      = a->n_token;
     n.n_col      = a->n_col;
@@ -834,7 +834,7 @@ static inline kvd_rms_norm_args kvd_matmul_norm(const kvd_matmul_args *a)
 static inline kvd_swiglu_args kvd_matmul_swiglu(const kvd_matmul_args *a)
 {
     const kvd_matmul_out *gate = &a->out[0], *up = &a->out[1];
-    kvd_swiglu_args       s = { 0 };
+    kvd_swiglu_args       s;
 
     kvd_assert(a->n_out == 2 && gate->w.n_row == up->w.n_row && !gate->add && !up->add);
     s.n_token     = a->n_token;

@@ -219,10 +219,10 @@ static kvd_backend_limits limits_of(const kvd_model *m, const session_shape *sh)
     const model_hparams      *hp = model_get_hparams(m->net);
     const kvd_session_params *p  = &sh->p;
 
-    return (kvd_backend_limits){ .n_token = sh->n_row,
-                                 .n_seq   = p->n_batch, /* wanted rows can be parts of their own */
-                                 .n_col   = model_max_cols(m->net),
-                                 .n_head  = hp->n_head,
+    return (kvd_backend_limits){ .n_token   = sh->n_row,
+                                 .n_seq     = p->n_seq,
+                                 .n_col     = model_max_cols(m->net),
+                                 .n_head    = hp->n_head,
                                  .n_kv_head = hp->n_kv_head,
                                  .head_dim  = hp->head_dim,
                                  .n_ctx     = p->n_ctx,
