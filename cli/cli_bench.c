@@ -299,10 +299,11 @@ static kvd_status run_all(bench *b, kvd_err *err)
 
 int cli_bench(const kvd_opts *o)
 {
-    const bool stages = kvd_opts_text(o, "shape") && !kvd_opts_given(o, "n-prompt");
-    bench      b      = { .o = o, .form = kvd_opts_text(o, "output") };
-    kvd_err    err    = { 0 };
-    kvd_status st     = stages ? cli_bench_shape(o, &err) : cli_model_open(&b.m, o, &err);
+    const bool stages = kvd_opts_text(o, "shape") && !kvd_opts_given(o, "n-prompt") &&
+                        !kvd_opts_flag(o, "schedules");
+    bench      b   = { .o = o, .form = kvd_opts_text(o, "output") };
+    kvd_err    err = { 0 };
+    kvd_status st  = stages ? cli_bench_shape(o, &err) : cli_model_open(&b.m, o, &err);
 
     b.info.struct_size = sizeof(b.info);
     if (st == KVD_OK && !stages)

@@ -144,6 +144,7 @@ static kvd_status run_case(schedules *b, const kvd_opts *o, kvd_err *err)
 
     for (uint32_t host = 0; host < 2 && st == KVD_OK; host++) {
         KVD_TRY(cli_session_params(&p, &a, o, err));
+        a.min_mass = -1.0f; /* what is measured stays what it is */
         p.n_ctx    = b->depth + b->n_gen + b->n_warm;
         p.n_seq    = b->n_seq;
         p.n_logits = b->n_seq;

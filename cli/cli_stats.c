@@ -147,6 +147,19 @@ static double ratio(uint64_t part, uint64_t whole)
     return whole ? (double)part / (double)whole : 0.0;
 }
 
+/* Sizes of micro-batches that were tried, and their median steps. */
+static void put_trials(json_t *o, const kvd_stats *st)
+{
+    json_t *rows = json_array(), *ms = json_array();
+
+    for (uint32_t i = 0; i < st->n_micro; i++) {
+        json_array_append_new(rows, json_integer(st->micro_rows[i]));
+        json_array_append_new(ms, json_real(st->micro_ms[i]));
+    }
+    json_object_set_new(o, "micro_rows", rows);
+    json_object_set_new(o, "micro_ms", ms);
+}
+
 static json_t *counts_json(const kvd_stats *st)
 {
     json_t *o = json_object();
@@ -177,6 +190,8 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, seal_ns);
     PUT(o, st, zone_ns);
     PUT(o, st, micro_batch);
+    PUT(o, st, n_micro);
+    put_trials(o, st);
     PUT(o, st, n_disk);
     PUT(o, st, n_disk_urgent);
     PUT(o, st, n_disk_stall);

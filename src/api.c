@@ -395,11 +395,14 @@ kvd_status kvd_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kv
 
 kvd_status kvd_session_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *err)
 {
-    kvd_measure_params q = KVD_MEASURE_PARAMS_INIT;
+    kvd_measure_params q   = KVD_MEASURE_PARAMS_INIT;
+    kvd_err            own = { 0 };
 
+    err = err ? err : &own;
     if (p)
         KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_measure_params", err));
-    return engine_measure(s, &q, err);
+    KVD_TRY(engine_model_alive(s->model, err));
+    return engine_model_note(s->model, engine_measure(s, &q, err), err);
 }
 
 void kvd_session_get_stages(const kvd_session *s, kvd_stages *out)

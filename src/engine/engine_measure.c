@@ -59,7 +59,7 @@ static void add_times(kvd_session *s)
         const bool     end   = i + 1 == n_mark(s);
         const uint32_t stage = end ? KVD_STAGE_LOGITS : (i - MARKS_FIRST) % MARKS_LAYER;
 
-        if (t[i] == 0)
+        if (t[i] <= last) /* not there, or of a step that had it */
             continue;
         s->measure.sum.ns[stage] += t[i] - last > cost ? t[i] - last - cost : 0;
         last = t[i];
@@ -139,11 +139,23 @@ void engine_measure_close(kvd_session *s)
     be->ops->mem_free(be, &s->measure.seen);
 }
 
-kvd_status engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *err)
+static kvd_status alloc_marks(kvd_session *s, kvd_err *err)
 {
     kvd_backend   *be    = s->model->be;
     const uint64_t bytes = n_mark(s) * sizeof(uint64_t);
-    kv_counts      c;
+    kvd_status     st    = be->ops->mem_alloc(be, KVD_MEM_DEVICE, bytes, &s->measure.at, err);
+
+    if (st == KVD_OK)
+        st = be->ops->mem_alloc(be, KVD_MEM_PINNED, bytes, &s->measure.seen, err);
+    if (st != KVD_OK)
+        engine_measure_close(s);
+    return st;
+}
+
+kvd_status engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *err)
+{
+    kvd_status st = KVD_OK;
+    kv_counts  c;
 
     if (!(p->reuse >= 0.0f && p->reuse <= 1.0f))
         return kvd_fail(err, KVD_E_INVAL, 0, "reuse %g: expected 0 to 1", (double)p->reuse);
@@ -156,10 +168,10 @@ kvd_status engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *
                                      .sum      = { .struct_size = sizeof(kvd_stages) },
                                      .moved    = c.bytes_up + c.bytes_dense,
                                      .attended = c.n_attend };
-    if (p->stages) {
-        KVD_TRY(be->ops->mem_alloc(be, KVD_MEM_DEVICE, bytes, &s->measure.at, err));
-        KVD_TRY(be->ops->mem_alloc(be, KVD_MEM_PINNED, bytes, &s->measure.seen, err));
-    }
-    kv_set_measure(s->kv, p->stages, p->no_fetch);
-    return KVD_OK;
+    if (p->stages)
+        st = alloc_marks(s, err);
+    if (st != KVD_OK)
+        s->measure = (engine_measuring){ 0 };
+    kv_set_measure(s->kv, st == KVD_OK && p->stages, st == KVD_OK && p->no_fetch);
+    return st;
 }

@@ -155,7 +155,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .device_steps   = !m->be->unified && p->lookup == KVD_LOOKUP_DEVICE &&
                         (!index || sh->attention.params.zone == 0) &&
                         !(p->cache_dir && p->disk_lag > 1) && !m->watched,
-        .host_lookup = p->lookup == KVD_LOOKUP_HOST,
+        .host_lookup = p->lookup == KVD_LOOKUP_HOST && sparse,
         .lazy        = p->resume == KVD_RESUME_SPARSE,
         .disk_lag    = p->disk_lag,
     };

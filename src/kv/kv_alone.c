@@ -67,7 +67,7 @@ static void count_lane(kv_store *s, uint32_t i, uint32_t layer, uint32_t head)
     const uint32_t           seq = s->step.rows_seq[i];
 
     kv_count_lane(s, seq, layer, head, &s->step.chosen[at], r);
-    if (!s->sizes.resident)
+    if (!s->sizes.resident && !s->no_fetch)
         s->counts.bytes_up += r->n_miss * s->packed_bytes;
 }
 

@@ -341,7 +341,6 @@ kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const vo
 
 /* ---- commit ----------------------------------------------------------------------- */
 
-/* To FREE when nothing is in flight; until then DROPPED. */
 bool kv_disk_put_waits(const kv_disk *d, kv_disk_put put)
 {
     const disk_put_unit *p    = put_of((kv_disk *)(uintptr_t)d, put);
@@ -357,6 +356,7 @@ bool kv_disk_put_waits(const kv_disk *d, kv_disk_put put)
     return room < (need < most ? need : most);
 }
 
+/* To FREE when nothing is in flight; until then DROPPED. */
 void kv_disk_put_drop(kv_disk *d, disk_put_unit *p)
 {
     const disk_row *r = &p->row;

@@ -58,6 +58,8 @@ struct kv_serve {
     kvd_miss_batch *batch;  /* [n_layer][N_QUEUE] */
     serve_queue     q[N_QUEUE];
     serve_batch    *batches; /* [N_QUEUE][n_batch_max] */
+    kv_disk_read   *read; /* [KV_TIER_READS_MAX] of the batch that is begun: kv_tier's own are in */
+    kv_arrival     *lost; /* likewise, use while a step waits for a dense row's reads */
     uint32_t        n_batch_max;
     uint32_t        see; /* layer whose averages come next */
     bool            active;
@@ -90,9 +92,10 @@ static uint64_t shared_bytes(const kv_params *p)
 
 uint64_t kv_serve_bytes(const kv_params *p)
 {
-    return is_served(p)
-               ? sizeof(kv_serve) + shared_bytes(p) + N_QUEUE * batches_max(p) * sizeof(serve_batch)
-               : 0;
+    return is_served(p) ? sizeof(kv_serve) + shared_bytes(p) +
+                              N_QUEUE * batches_max(p) * sizeof(serve_batch) +
+                              KV_TIER_READS_MAX * (sizeof(kv_disk_read) + sizeof(kv_arrival))
+                        : 0;
 }
 
 static void open_queue(kv_store *s, kv_serve *v, uint32_t i)
@@ -123,7 +126,9 @@ kvd_status kv_serve_open(kv_store *s, kvd_err *err)
     v->n_batch_max = (uint32_t)batches_max(p);
     v->limit_ns    = (p->disk_timeout_ns ? p->disk_timeout_ns : LIMIT_NS) + LIMIT_MORE_NS;
     v->batches     = kvd_calloc(N_QUEUE * (size_t)v->n_batch_max, sizeof(*v->batches));
-    if (!v->batches)
+    v->read        = kvd_calloc(KV_TIER_READS_MAX, sizeof(*v->read));
+    v->lost        = kvd_calloc(KV_TIER_READS_MAX, sizeof(*v->lost));
+    if (!v->batches || !v->read || !v->lost)
         return kvd_fail(err, KVD_E_NOMEM, 0, "disk tier: no memory for its queues");
     KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_PINNED, shared_bytes(p), &v->shared, err));
     KVD_TRY(ops->mem_alloc(s->be, KVD_MEM_DEVICE,
@@ -146,6 +151,8 @@ void kv_serve_close(kv_store *s)
     s->be->ops->mem_free(s->be, &v->shared);
     s->be->ops->mem_free(s->be, &v->device);
     kvd_free(v->batches);
+    kvd_free(v->read);
+    kvd_free(v->lost);
     kvd_free(v);
     s->tier->serve = NULL;
 }
@@ -240,8 +247,8 @@ static void fail(kv_store *s, const serve_queue *q, uint32_t first, uint32_t n, 
     if (v->status == KVD_OK)
         v->status = st;
     for (uint32_t i = 0; i < n; i++)
-        s->tier->run[i] = arrival_of(s, q, first + i);
-    kv_tier_lose(s, s->tier->run, n);
+        v->lost[i] = arrival_of(s, q, first + i);
+    kv_tier_lose(s, v->lost, n);
     kv_serve_give_up(s);
 }
 
@@ -265,8 +272,8 @@ static bool list_reads(kv_store *s, const serve_queue *q, uint32_t n)
 
         if (!is_sound(s, &q->request[q->begun + i]))
             return false;
-        a                = arrival_of(s, q, q->begun + i);
-        s->tier->read[i] = kv_tier_read_of(s, &a);
+        a                       = arrival_of(s, q, q->begun + i);
+        s->tier->serve->read[i] = kv_tier_read_of(s, &a);
     }
     return true;
 }
@@ -290,7 +297,7 @@ static void start(kv_store *s, serve_queue *q, bool urgent)
         return;
     }
     was = kvd_alloc_guard(false); /* checksums, when a unit is first read */
-    st  = kv_disk_read_start(s->cache->disk, s->tier->read, n, urgent, &b->ticket, &err);
+    st  = kv_disk_read_start(s->cache->disk, v->read, n, urgent, &b->ticket, &err);
     kvd_alloc_guard(was);
     if (st == KVD_E_BUSY)
         return;

@@ -160,7 +160,8 @@ static kv_params params_on(const kvd_backend *be, const kv_params *p)
 {
     kv_params q = *p;
 
-    q.apart = !be->unified;
+    q.apart       = !be->unified;
+    q.host_lookup = p->host_lookup && p->window_tokens > 0; /* without windows nobody looks up */
     return q;
 }
 

@@ -100,6 +100,27 @@ static uint64_t cuda_reserve_bytes(const kvd_backend *b, const kvd_backend_limit
     return sum;
 }
 
+/* All that grows, or nothing: where ops' counters lie goes by the limits. */
+static kvd_status cuda_grow_scratch(cuda_backend *be, const kvd_backend_limits *all, kvd_err *err)
+{
+    cuda_scratch fresh[CUDA_SCRATCH_COUNT] = {};
+    kvd_status   st                        = KVD_OK;
+
+    for (int i = 0; i < CUDA_SCRATCH_COUNT && st == KVD_OK; i++) {
+        fresh[i].bytes = cuda_bytes_of[i](be, all);
+        if (fresh[i].bytes > be->scratch[i].bytes)
+            st = cuda_alloc_device(fresh[i].bytes, &fresh[i].ptr, err); /* counters begin at 0 */
+    }
+    for (int i = 0; i < CUDA_SCRATCH_COUNT; i++) {
+        if (!fresh[i].ptr)
+            continue;
+        cudaFree(st == KVD_OK ? be->scratch[i].ptr : fresh[i].ptr); /* waits for who uses it */
+        if (st == KVD_OK)
+            be->scratch[i] = fresh[i];
+    }
+    return st;
+}
+
 static kvd_status cuda_reserve(kvd_backend *b, const kvd_backend_limits *lim, kvd_err *err)
 {
     cuda_backend            *be  = (cuda_backend *)b;
@@ -114,18 +135,13 @@ static kvd_status cuda_reserve(kvd_backend *b, const kvd_backend_limits *lim, kv
                         "cuda: %" PRIu32 " query heads share %" PRIu32
                         " KV heads; sparse attention takes %u each",
                         lim->n_head, lim->n_kv_head, CUDA_GROUP_MAX);
+    if (lim->n_chunk && (uint64_t)lim->n_seq * lim->n_kv_head > CUDA_LANES_MAX)
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                        "cuda: %" PRIu32 " sequences of %" PRIu32
+                        " KV heads; sparse attention takes %u lanes a layer",
+                        lim->n_seq, lim->n_kv_head, CUDA_LANES_MAX);
     cudaSetDevice(be->device);
-    for (int i = 0; i < CUDA_SCRATCH_COUNT; i++) {
-        const uint64_t want  = cuda_bytes_of[i](be, &all);
-        void          *fresh = NULL;
-
-        if (want <= be->scratch[i].bytes)
-            continue;
-        KVD_TRY(cuda_alloc_device(want, &fresh, err)); /* counters of ops begin at 0 */
-        cudaFree(be->scratch[i].ptr);                  /* waits for what still uses it */
-        be->scratch[i].ptr   = fresh;
-        be->scratch[i].bytes = want;
-    }
+    KVD_TRY(cuda_grow_scratch(be, &all, err));
     be->lim = all;
     return KVD_OK;
 }
@@ -534,6 +550,8 @@ static kvd_status cuda_open_device(cuda_backend *be, kvd_err *err)
         return cuda_absent(err);
     }
     CUDA_TRY(e, "device", err);
+    if (attr.ptxVersion < be->cc) /* launches go by what kernels were compiled for */
+        be->cc = attr.ptxVersion;
     KVD_TRY(cuda_lt_open(&be->lt, err));
     return cuda_measure_context(be, free_before, err);
 }

@@ -30,7 +30,8 @@ extern "C" {
 #include "backend/backend.h"
 }
 
-#define CUDA_GROUP_MAX 256u /* query heads of a KV head that select takes */
+#define CUDA_LANES_MAX 65535u /* of a layer of a step: blocks in a launch's second dimension */
+#define CUDA_GROUP_MAX 256u   /* query heads of a KV head that select takes */
 
 /* One buffer per family of ops: those of one family follow each other, families may overlap. */
 typedef enum cuda_scratch_id {

@@ -27,8 +27,12 @@ uint64_t cuda_free_before(int device)
     void              *handle   = NULL;
     os_module         *m        = os_module_open("libnvidia-ml.so.1", why, sizeof(why));
 
-    if (!m || cudaDeviceGetPCIBusId(bus, sizeof(bus), device) != cudaSuccess)
+    if (!m)
         return 0;
+    if (cudaDeviceGetPCIBusId(bus, sizeof(bus), device) != cudaSuccess) {
+        cudaGetLastError(); /* or an op would be blamed for it */
+        return 0;
+    }
     const nvml_init_fn init = (nvml_init_fn)os_module_symbol(m, "nvmlInit_v2");
     const nvml_init_fn end  = (nvml_init_fn)os_module_symbol(m, "nvmlShutdown");
     const nvml_find_fn find = (nvml_find_fn)os_module_symbol(m, "nvmlDeviceGetHandleByPciBusId_v2");
