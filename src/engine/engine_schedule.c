@@ -72,9 +72,11 @@ void engine_schedule_begin(kvd_session *s, uint32_t n_token)
         t->n_size = list_sizes(s->n_sparse, rows);
     else
         list_sizes(s->n_sparse, rows);
+    if (n_token != s->n_sparse) { /* neither timed nor recorded: trials stay as they are */
+        set_rows(s, t->size < t->n_size ? s->n_sparse : t->best);
+        return;
+    }
     want = t->size < t->n_size ? rows[t->size] : t->best;
-    if (n_token != s->n_sparse && t->size < t->n_size)
-        want = s->n_sparse; /* no such step is timed */
     if (t->rows != want) {
         engine_graph_forget(s, s->n_sparse);
         t->step = 0;

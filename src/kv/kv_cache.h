@@ -215,7 +215,7 @@ void       kv_tier_settle(kv_store *s);
 bool          kv_serves(const kv_store *s); /* or there is no disk tier */
 kvd_status    kv_serve_begin(kv_store *s, kvd_stream *st, kvd_err *err);
 kvd_miss_link kv_serve_link(const kv_store *s, uint32_t layer, bool urgent);
-void          kv_serve_poll(kv_store *s);
+bool          kv_serve_poll(kv_store *s); /* whether reads are under way */
 void          kv_serve_give_up(kv_store *s);
 kvd_status    kv_serve_end(kv_store *s, kvd_err *err);
 

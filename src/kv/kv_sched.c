@@ -10,7 +10,7 @@
  * Events alone order the streams, so a step can be recorded.  Rows, windows and lists are the same
  * either way; what an op gives for a row may depend on how many it takes at once, as it may on a
  * batch's composition.  That goes by the micro-batch alone, so where everything is resident rows
- * select in micro-batches, too.
+ * select in micro-batches, too; where there is a disk below they all go together.
  *
  * Owns: the streams and events beside the main stream.  Nothing allocates after open.
  * Thread: the session's. */
@@ -62,7 +62,8 @@ uint32_t kv_micro_batch(const kv_store *s, uint32_t n_row)
 {
     const uint32_t least = (uint32_t)kvd_div_up(n_row, KV_PARTS_MAX);
 
-    if (!s->schedule.elastic || s->schedule.micro_batch == 0 || s->schedule.micro_batch > n_row)
+    if (!s->schedule.elastic || s->tier || s->schedule.micro_batch == 0 ||
+        s->schedule.micro_batch > n_row)
         return n_row;
     return s->schedule.micro_batch < least ? least : s->schedule.micro_batch;
 }

@@ -340,9 +340,10 @@ static bool end_batch(kv_store *s, serve_queue *q, bool wait)
     return true;
 }
 
-void kv_serve_poll(kv_store *s)
+bool kv_serve_poll(kv_store *s)
 {
-    kv_serve *v = s->tier ? s->tier->serve : NULL;
+    kv_serve *v    = s->tier ? s->tier->serve : NULL;
+    bool      more = false;
 
     for (uint32_t i = 0; v && v->active && i < N_QUEUE; i++) {
         serve_queue *q = &v->q[i];
@@ -351,7 +352,9 @@ void kv_serve_poll(kv_store *s)
             start(s, q, i == URGENT);
         while (end_batch(s, q, false) && v->status == KVD_OK)
             __atomic_store_n(&q->queue->arrived, q->arrived, __ATOMIC_RELEASE);
+        more = more || q->n_batch > 0;
     }
+    return more;
 }
 
 void kv_serve_give_up(kv_store *s)

@@ -452,7 +452,9 @@ static kvd_status read_now(kv_store *s, kvd_stream *st, uint32_t n, kvd_err *err
     KVD_TRY(kv_wait_lists(s, st, err));
     t0  = kvd_now_ns();
     was = kvd_alloc_guard(false); /* checksums, when a unit is first read */
-    rc  = kv_disk_read_now(s->cache->disk, t->read, n, err);
+    do                            /* until what is served beside it leaves a ticket */
+        rc = kv_disk_read_now(s->cache->disk, t->read, n, err);
+    while (rc == KVD_E_BUSY && kv_serve_poll(s));
     kvd_alloc_guard(was);
     s->counts.disk_wait_ns += kvd_now_ns() - t0;
     if (rc != KVD_OK)
