@@ -634,10 +634,6 @@ typedef struct kvd_synth_args {
     float             reuse; /* share of a query's variance that stays from step to step, <= 1 */
 } kvd_synth_args;
 
-/* *at becomes the time, in ns of some clock, when all before it on the stream is done. */
-typedef struct kvd_mark_args {
-    uint64_t *at;
-} kvd_mark_args;
 /* ---- args: the choice of a token ---------------------------------------------------- */
 
 #define KVD_BEST_MAX 128u
@@ -751,7 +747,6 @@ typedef struct kvd_backend_ops {
     kvd_status (*record_pack)(kvd_stream *, const kvd_record_pack_args *, kvd_err *);
     kvd_status (*record_unpack)(kvd_stream *, const kvd_record_unpack_args *, kvd_err *);
     kvd_status (*synth)(kvd_stream *, const kvd_synth_args *, kvd_err *);
-    kvd_status (*mark)(kvd_stream *, const kvd_mark_args *, kvd_err *);
     kvd_status (*best)(kvd_stream *, const kvd_best_args *, kvd_err *);
 } kvd_backend_ops;
 

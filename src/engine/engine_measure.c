@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine_measure.c - how fast the stages of a step are, and steps over made-up rows.
  *
- * Times are those of the stream, written by ops between the stages (`mark`), so they are right in
+ * Times are those of the stream, written by ops between the stages (`stamp`), so they are right in
  * recorded steps, too.  Each mark takes a little time itself, which two in a row tell.  What a step
  * would fetch beside itself it fetches in its place meanwhile: stages follow each other, and their
  * sum is the step.
@@ -20,9 +20,9 @@ static uint32_t n_mark(const kvd_session *s)
 
 static kvd_status mark(kvd_session *s, uint32_t i, kvd_err *err)
 {
-    const kvd_mark_args a = { .at = (uint64_t *)s->measure.at.ptr + i };
+    uint64_t *at = s->measure.at.ptr;
 
-    return s->measure.at.ptr ? s->model->be->ops->mark(s->model->stream, &a, err) : KVD_OK;
+    return at ? s->model->be->ops->stamp(s->model->stream, at + i, err) : KVD_OK;
 }
 
 kvd_status engine_mark_begin(kvd_session *s, kvd_err *err)

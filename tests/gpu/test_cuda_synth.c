@@ -97,7 +97,7 @@ static void test_rows(void **state)
 }
 
 /* Times do not go back, and are nanoseconds. */
-static void test_marks(void **state)
+static void test_times(void **state)
 {
     gpu_buf        at    = gpu_alloc(&W, 3 * sizeof(uint64_t));
     gpu_buf        some  = gpu_alloc(&W, 256 << 20);
@@ -107,11 +107,9 @@ static void test_marks(void **state)
 
     (void)state;
     for (int i = 0; i < 3; i++) {
-        const kvd_mark_args a = { (uint64_t *)gpu_side(&at, true, 0) + i };
-
         if (i == 2)
             gpu_check(W.dev->ops->fill(W.st, some.dev, 0, 0, some.dev.bytes, 1, 1, &err), &err);
-        gpu_check(W.dev->ops->mark(W.st, &a, &err), &err);
+        gpu_check(W.dev->ops->stamp(W.st, (uint64_t *)gpu_side(&at, true, 0) + i, &err), &err);
     }
     gpu_sync(&W);
     took = kvd_now_ns() - begun;
@@ -124,7 +122,7 @@ static void test_marks(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_rows), cmocka_unit_test(test_marks) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_rows), cmocka_unit_test(test_times) };
     int                     failed;
 
     if (!gpu_open(&W, argc, argv))

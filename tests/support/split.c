@@ -447,7 +447,6 @@ WRAP(record_pack)
 WRAP(record_unpack)
 WRAP(best)
 WRAP(synth)
-WRAP(mark)
 
 static kvd_status run_copy(kvd_stream *st, const void *args, kvd_err *err)
 {
@@ -579,7 +578,6 @@ void split_begin(kvd_backend *be)
     split_ops.best          = split_best;
     split_ops.event_poll    = split_event_poll;
     split_ops.synth         = split_synth;
-    split_ops.mark          = split_mark;
     split_ops.copy          = split_copy;
     split_ops.fill          = split_fill;
     split_ops.stamp         = split_stamp;

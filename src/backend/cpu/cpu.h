@@ -75,7 +75,6 @@ kvd_status cpu_qkv_finish(kvd_stream *st, const kvd_qkv_finish_args *a, kvd_err 
 kvd_status cpu_best(kvd_stream *st, const kvd_best_args *a, kvd_err *err);
 /* cpu_synth.c: serves "ref" as well */
 kvd_status cpu_synth(kvd_stream *st, const kvd_synth_args *a, kvd_err *err);
-kvd_status cpu_mark(kvd_stream *st, const kvd_mark_args *a, kvd_err *err);
 
 /* cpu_ref.c: the oracle's ops; "ref" reuses memory, streams and events of cpu_backend.c */
 extern const kvd_backend_ops cpu_ref_ops, cpu_ops;

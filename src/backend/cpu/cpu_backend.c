@@ -285,7 +285,7 @@ static kvd_status cpu_ref_choose(kvd_stream *st, const kvd_choose_args *a, kvd_e
     .event_record = cpu_event_pass, .event_wait = cpu_event_pass, .event_poll = cpu_event_poll,   \
     .memory = cpu_memory, .copy = cpu_copy, .fill = cpu_fill, .stamp = cpu_stamp,                 \
     .graph_begin = cpu_graph_begin, .graph_end = cpu_graph_end, .graph_run = cpu_graph_run,       \
-    .graph_close = cpu_graph_close, .synth = cpu_synth, .mark = cpu_mark
+    .graph_close = cpu_graph_close, .synth = cpu_synth
 
 const kvd_backend_ops cpu_ops = {
     CPU_COMMON_OPS,

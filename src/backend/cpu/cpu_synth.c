@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cpu_synth.c - what measurements of speed need: made-up rows, and the time.
+/* cpu_synth.c - what measurements of speed need: made-up rows.
  *
  * Serves "ref" as well, on the caller alone.
  * Owns: nothing.  Thread: the backend's caller; rows are shared out by the pool. */
@@ -88,13 +88,5 @@ kvd_status cpu_synth(kvd_stream *st, const kvd_synth_args *a, kvd_err *err)
         os_pool_run(st->be->pool, n, synth_item, &copy);
     for (uint32_t i = 0; i < n && !st->be->pool; i++)
         synth_item(&copy, i, 0);
-    return KVD_OK;
-}
-
-kvd_status cpu_mark(kvd_stream *st, const kvd_mark_args *a, kvd_err *err)
-{
-    (void)st;
-    (void)err;
-    *a->at = kvd_now_ns();
     return KVD_OK;
 }

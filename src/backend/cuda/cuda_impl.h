@@ -180,7 +180,6 @@ kvd_status cuda_record_pack(kvd_stream *st, const kvd_record_pack_args *a, kvd_e
 kvd_status cuda_record_unpack(kvd_stream *st, const kvd_record_unpack_args *a, kvd_err *err);
 /* cuda_synth.cu */
 kvd_status cuda_synth(kvd_stream *st, const kvd_synth_args *a, kvd_err *err);
-kvd_status cuda_mark(kvd_stream *st, const kvd_mark_args *a, kvd_err *err);
 
 /* ---- cuBLASLt ---------------------------------------------------------------------- */
 

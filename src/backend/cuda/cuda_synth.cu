@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_synth.cu - what measurements of speed need: made-up rows, and the device's time. */
+/* cuda_synth.cu - what measurements of speed need: made-up rows. */
 #include "backend/cuda/cuda_impl.h"
 #include "backend/cuda/cuda_launch.cuh"
 #include "backend/synth.h"
@@ -69,20 +69,4 @@ kvd_status cuda_synth(kvd_stream *st, const kvd_synth_args *a, kvd_err *err)
     cuda_launch(cuda_enter(st), synth_kernel, dim3(a->n_token, n_q + a->kv.n_kv_head),
                 dim3(SYNTH_THREADS), 0, st->s, *a, n_q);
     return cuda_launched("synth", err);
-}
-
-/* A plain launch: everything ahead has ended. */
-static __global__ void mark_kernel(uint64_t *at)
-{
-    uint64_t now;
-
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    *at = now;
-}
-
-kvd_status cuda_mark(kvd_stream *st, const kvd_mark_args *a, kvd_err *err)
-{
-    cuda_enter(st);
-    mark_kernel<<<1, 1, 0, st->s>>>(a->at);
-    return cuda_launched("mark", err);
 }
