@@ -61,27 +61,15 @@ static kvd_session_params params(const kvd_attention_params *a)
 static void press(kvd_model *m, kvd_session_params *p, const char *dir)
 {
     kvd_plan plan = { .struct_size = sizeof(plan) };
-    uint64_t lo   = 1, hi;
     kvd_err  err  = { 0 };
 
-    assert_int_equal(kvd_session_plan(m, p, &plan, &err), KVD_OK);
-    hi = plan.kv_device_bytes - 1;
-    while (lo < hi) {
-        p->kv_device = lo + (hi - lo) / 2;
-        if (kvd_session_plan(m, p, &plan, &err) == KVD_OK)
-            hi = p->kv_device;
-        else
-            lo = p->kv_device + 1;
-    }
-    p->kv_device = lo;
-    if (kvd_session_plan(m, p, &plan, &err) != KVD_OK)
-        fail_msg("%s", err.msg);
-    assert_false(plan.kv_resident);
+    tiny_least_device(m, p);
     if (!dir)
         return;
     p->cache_dir   = dir;
     p->cache_bytes = UINT64_C(64) << 20;
-    p->kv_host     = plan.kv_host_bytes / 8;
+    assert_int_equal(kvd_session_plan(m, p, &plan, &err), KVD_OK);
+    p->kv_host = plan.kv_host_bytes / 8;
     if (kvd_session_plan(m, p, &plan, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     assert_true(plan.kv_spills);

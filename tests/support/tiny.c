@@ -56,6 +56,29 @@ kvd_status tiny_session(kvd_session **out, kvd_model *m, const tiny_options *o, 
     return kvd_session_open(out, m, &p, err);
 }
 
+void tiny_least_device(kvd_model *m, kvd_session_params *p)
+{
+    kvd_plan   plan = { .struct_size = sizeof(plan) };
+    kvd_err    err  = { 0 };
+    kvd_status st   = kvd_session_plan(m, p, &plan, &err);
+    uint64_t   lo = 1, hi = plan.kv_device_bytes - 1;
+
+    while (st == KVD_OK && lo < hi) {
+        p->kv_device = lo + (hi - lo) / 2;
+        if (kvd_session_plan(m, p, &plan, &err) == KVD_OK)
+            hi = p->kv_device;
+        else
+            lo = p->kv_device + 1;
+    }
+    p->kv_device = lo;
+    if (st == KVD_OK)
+        st = kvd_session_plan(m, p, &plan, &err);
+    if (st != KVD_OK || plan.kv_resident) {
+        fprintf(stderr, "least device memory: %s\n", st == KVD_OK ? "resident" : err.msg);
+        exit(1);
+    }
+}
+
 int32_t tiny_token(uint32_t text, uint32_t i)
 {
     return (int32_t)((i * 37 + text * 101 + i * i % 13 + i / 97) % 256);

@@ -23,6 +23,9 @@ typedef struct tiny_options {
 kvd_session_params tiny_params(kvd_model *m, const tiny_options *o, kvd_attention_params *a);
 kvd_status tiny_session(kvd_session **out, kvd_model *m, const tiny_options *o, kvd_err *err);
 
+/* Sets the least device memory that is accepted, less than all takes; not resident then. */
+void tiny_least_device(kvd_model *m, kvd_session_params *p);
+
 /* Token i of text number `text`. */
 int32_t tiny_token(uint32_t text, uint32_t i);
 /* The first n tokens of a text into an empty sequence 0. */

@@ -14,6 +14,7 @@
 #include "kv/kv_cache.h"
 #include "support/disk_model.h"
 #include "support/split.h"
+#include "support/tiny.h"
 
 enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 330 };
 
@@ -91,11 +92,6 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     return s;
 }
 
-static int32_t token_at(uint32_t text, uint32_t i)
-{
-    return (int32_t)((i * 37 + text * 101 + i * i % 13 + i / 97) % 256);
-}
-
 /* Tokens [0, common) of text 0, then of another text; returns how many were known. */
 static uint64_t prefill(kvd_session *s, uint32_t n, uint32_t common, uint32_t text)
 {
@@ -106,7 +102,7 @@ static uint64_t prefill(kvd_session *s, uint32_t n, uint32_t common, uint32_t te
     kvd_session_get_stats(s, &c);
     before = c.n_cached;
     for (uint32_t i = 0; i < n; i++)
-        t[i] = token_at(i < common ? 0 : text, i);
+        t[i] = tiny_token(i < common ? 0 : text, i);
     if (kvd_prefill(s, 0, t, n, NULL, NULL, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     free(t);
@@ -251,7 +247,7 @@ static void test_growing_conversation(void **state)
     generate(s, 700, answer);
     kvd_session_close(s);
     for (uint32_t i = 0; i < N_PROMPT; i++)
-        t[i] = token_at(0, i);
+        t[i] = tiny_token(0, i);
     memcpy(t + N_PROMPT, answer, sizeof(answer));
     for (uint32_t round = 0; round < 2; round++) { /* the second finds what the first has stored */
         s = open_session(m, KVD_ATTENTION_SPARSE, true, round ? small_device(m) : 0);
@@ -304,7 +300,7 @@ static void test_plans_are_told_apart(void **state)
         caps[2][i]              = 1.0f + (float)((i + 1) % 3); /* the same largest */
     }
     for (uint32_t i = 0; i < N_PROMPT; i++)
-        t[i] = token_at(0, i);
+        t[i] = tiny_token(0, i);
     for (uint32_t round = 0; round < 3; round++) {
         kvd_stats    c = { .struct_size = sizeof(c) };
         kvd_session *s;
@@ -340,7 +336,7 @@ static void test_lags_are_told_apart(void **state)
 
     (void)state;
     for (uint32_t i = 0; i < N_PROMPT; i++)
-        t[i] = token_at(0, i);
+        t[i] = tiny_token(0, i);
     kv_host = 50000;
     for (uint32_t round = 0; round < KVD_COUNTOF(lag); round++) {
         kvd_stats    c = { .struct_size = sizeof(c) };
@@ -472,7 +468,7 @@ static void test_zone_is_provenance(void **state)
     generate(s, 700, t + N_PROMPT);
     kvd_session_close(s);
     for (uint32_t i = 0; i < N_PROMPT; i++)
-        t[i] = token_at(0, i);
+        t[i] = tiny_token(0, i);
     a.mode     = KVD_ATTENTION_SPARSE;
     a.budget   = 96;
     a.min_mass = -1.0f;
@@ -843,7 +839,7 @@ static void test_resume_sparse(void **state)
     s = open_session(m, KVD_ATTENTION_SPARSE, false, 0);
     prefill(s, N_PROMPT, N_PROMPT, 0);
     for (uint32_t i = 0; i < 9; i++) { /* the rest of the prompt below */
-        const int32_t t = token_at(0, N_PROMPT + i);
+        const int32_t t = tiny_token(0, N_PROMPT + i);
         kvd_batch     b = KVD_BATCH_INIT;
 
         b.n_token = 1;

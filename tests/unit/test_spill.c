@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "support/disk_model.h"
 #include "support/split.h"
+#include "support/tiny.h"
 
 enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 240, N_SEQ = 3 };
 
@@ -91,11 +92,6 @@ static kvd_session *open_session(kvd_model *m, const setting *x)
     return s;
 }
 
-static int32_t token_at(uint32_t text, uint32_t i)
-{
-    return (int32_t)((i * 37 + text * 101 + i * i % 13 + i / 97) % 256);
-}
-
 /* As it goes with a prefix cache: the last token is a batch of its own. */
 static void prefill(kvd_session *s, uint32_t seq, uint32_t n, uint32_t text)
 {
@@ -103,7 +99,7 @@ static void prefill(kvd_session *s, uint32_t seq, uint32_t n, uint32_t text)
     const uint32_t first = s->cached ? n : n - 1;
 
     for (uint32_t i = 0; i < n; i++)
-        t[i] = token_at(text, i);
+        t[i] = tiny_token(text, i);
     if (kvd_prefill(s, seq, t, first, NULL, NULL, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     if (first < n && kvd_prefill(s, seq, t + first, n - first, NULL, NULL, &err) != KVD_OK)

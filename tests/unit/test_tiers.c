@@ -12,203 +12,36 @@
 
 #include "engine/engine.h"
 #include "support/split.h"
+#include "support/tiers.h"
+#include "support/tiny.h"
 
-enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 420, N_MIXED = 4 };
+enum { N_MIXED = 4 };
 
-static kvd_err       err;
-static const char   *fast = "cpu"; /* --backend NAME: another in its place */
-static kvd_kv_record record;       /* of all sessions */
-static kvd_schedule  schedule;     /* likewise */
-static kvd_lookup    lookup;
-static uint32_t      micro_batch;
-static uint32_t      n_batch = N_BATCH;
-
-static kvd_model *open_model(const char *name, const char *backend)
-{
-    kvd_model_params p = KVD_MODEL_PARAMS_INIT;
-    char             path[512];
-    kvd_model       *m;
-
-    snprintf(path, sizeof(path), "%s/tiny/%s.gguf", KVD_TEST_DATA, name);
-    p.path         = path;
-    p.backend      = backend;
-    p.n_thread     = 2;
-    p.rope_scaling = KVD_ROPE_LINEAR; /* for the context, not for sense */
-    p.rope_factor  = 32.0f;
-    if (kvd_model_open(&m, &p, &err) != KVD_OK)
-        fail_msg("%s: %s", path, err.msg);
-    return m;
-}
-
-/* tiers: with the least device memory that is accepted. */
-static kvd_session *open_session(kvd_model *m, const kvd_attention_params *a, uint32_t n_seq,
-                                 bool tiers)
-{
-    kvd_session_params p    = KVD_SESSION_PARAMS_INIT;
-    kvd_plan           plan = { .struct_size = sizeof(plan) };
-    kvd_session       *s;
-
-    p.n_ctx     = N_CTX;
-    p.n_seq     = n_seq;
-    p.n_batch   = n_batch;
-    p.n_logits  = N_BATCH;
-    p.attention = a;
-    p.kv_record = record;
-    p.lookup    = lookup;
-    if (tiers) {
-        uint64_t lo = 1, hi;
-
-        assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
-        hi = plan.kv_device_bytes - 1; /* not resident */
-        while (lo < hi) {
-            p.kv_device = lo + (hi - lo) / 2;
-            if (kvd_session_plan(m, &p, &plan, &err) == KVD_OK)
-                hi = p.kv_device;
-            else
-                lo = p.kv_device + 1;
-        }
-        p.kv_device = lo;
-        assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
-        assert_false(plan.kv_resident);
-    }
-    if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
-        fail_msg("%s", err.msg);
-    return s;
-}
-
-static int32_t token_at(uint32_t seq, uint32_t i)
-{
-    return (int32_t)((i * 37 + seq * 101 + i * i % 13 + i / 97) % 256);
-}
-
-static void prefill(kvd_session *s, uint32_t seq, uint32_t n, uint32_t text)
-{
-    int32_t       *t  = malloc(n * sizeof(*t));
-    const uint32_t at = kvd_seq_len(s, seq);
-
-    for (uint32_t i = 0; i < n; i++)
-        t[i] = token_at(text, at + i);
-    if (kvd_prefill(s, seq, t, n, NULL, NULL, &err) != KVD_OK)
-        fail_msg("%s", err.msg);
-    free(t);
-}
-
-/* One token for each of the first n sequences, mixed up. */
-static void step(kvd_session *s, const int32_t *token, uint32_t n)
-{
-    uint32_t  seq[8];
-    uint8_t   want[8];
-    int32_t   t[8];
-    kvd_batch b = KVD_BATCH_INIT;
-
-    for (uint32_t i = 0; i < n; i++) {
-        seq[i]  = (i + 1) % n;
-        t[i]    = token[seq[i]];
-        want[i] = 1;
-    }
-    b.n_token     = n;
-    b.token       = t;
-    b.seq         = seq;
-    b.want_logits = want;
-    if (kvd_eval(s, &b, &err) != KVD_OK)
-        fail_msg("%s", err.msg);
-}
-
-static int32_t best(const float *logits)
-{
-    int32_t b = 0;
-
-    for (int32_t i = 1; i < N_VOCAB; i++)
-        b = logits[i] > logits[b] ? i : b;
-    return b;
-}
-
-static void same_logits(const kvd_session *a, const kvd_session *b, uint32_t row)
-{
-    assert_memory_equal(kvd_logits(a, row), kvd_logits(b, row), N_VOCAB * sizeof(float));
-}
-
-/* Greedy with logits pushed about, so that a tiny model does not fall into a loop. */
-static int32_t next_token(const kvd_session *s, uint32_t row, uint32_t i)
-{
-    return (best(kvd_logits(s, row)) + (int32_t)(i * 7 % 61)) % 256;
-}
-
-/* A long prompt, generation over several sealings, a cut, another prompt, more generation. */
-static void same_text(kvd_model *m, const kvd_attention_params *a)
-{
-    kvd_session *r = open_session(m, a, 1, false), *t = open_session(m, a, 1, true);
-    kvd_stats    c = { .struct_size = sizeof(c) };
-
-    prefill(r, 0, N_PROMPT, 0);
-    prefill(t, 0, N_PROMPT, 0);
-    same_logits(r, t, 0);
-    for (uint32_t i = 0; i < 2 * N_GEN; i++) {
-        const int32_t token = next_token(r, 0, i);
-
-        if (i == N_GEN) {
-            assert_int_equal(kvd_seq_truncate(r, 0, N_PROMPT - 300, &err), KVD_OK);
-            assert_int_equal(kvd_seq_truncate(t, 0, N_PROMPT - 300, &err), KVD_OK);
-            step(r, &token, 1); /* the window starts over */
-            step(t, &token, 1);
-            same_logits(r, t, 0);
-            prefill(r, 0, 200, 1); /* a prompt over what is held: layer by layer there */
-            prefill(t, 0, 200, 1);
-        } else {
-            step(r, &token, 1);
-            step(t, &token, 1);
-        }
-        same_logits(r, t, 0);
-        kv_check(t->kv);
-    }
-    kvd_session_get_stats(t, &c);
-    if (a->mode == KVD_ATTENTION_SPARSE) {
-        assert_true(c.n_sparse > N_GEN && c.n_miss > 0 && c.n_evicted > 0 && c.bytes_up > 0);
-        assert_true(c.mass > 0.0 && c.mass <= 1.0001);
-    } else {
-        assert_true(c.n_sparse == 0 && c.bytes_dense > 0);
-    }
-    assert_true(c.n_grown_blocks > 0);
-    kvd_session_close(r);
-    kvd_session_close(t);
-}
-
-static kvd_attention_params sparse(uint32_t budget, float cap)
-{
-    kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
-
-    a.mode        = KVD_ATTENTION_SPARSE;
-    a.budget      = budget;
-    a.cap         = cap;
-    a.min_mass    = -1.0f;
-    a.schedule    = schedule;
-    a.micro_batch = micro_batch;
-    return a;
-}
+static kvd_err err;
 
 static void test_same_text_dense(void **state)
 {
     kvd_attention_params a = KVD_ATTENTION_PARAMS_INIT;
-    kvd_model           *m = open_model("llama", fast);
+    kvd_model           *m = tiers_model("llama", tiers.backend);
 
     (void)state;
     a.mode = KVD_ATTENTION_DENSE;
-    same_text(m, &a);
+    tiers_same_text(m, &a);
     kvd_model_close(m);
 }
 
 static void test_same_text_sparse(void **state)
 {
-    kvd_model *m = open_model("qwen3", fast);
+    kvd_model *m = tiers_model("qwen3", tiers.backend);
 
     (void)state;
     for (uint32_t i = 0; i < 4; i++) {
-        kvd_attention_params a = sparse(64 + 40 * i, i % 2 ? 4.0f : 2.0f);
+        kvd_attention_params a = tiers_sparse(64 + 40 * i, i % 2 ? 4.0f : 2.0f);
 
         a.fetch  = i % 2 ? KVD_FETCH_STRICT : KVD_FETCH_DEFERRED;
         a.attend = i == 2 ? KVD_ATTEND_SELECTED : KVD_ATTEND_WINDOW;
         a.evict  = (kvd_evict)i;
-        same_text(m, &a);
+        tiers_same_text(m, &a);
     }
     kvd_model_close(m);
 }
@@ -217,14 +50,14 @@ static void test_same_text_other_indexes(void **state)
 {
     static const char *const name[] = { "mean-bf16", "mean-std", "box",
                                         "cluster",   "quant-k",  "cascade+radius" };
-    kvd_model               *m      = open_model("qwen2", fast);
+    kvd_model               *m      = tiers_model("qwen2", tiers.backend);
 
     (void)state;
     for (size_t i = 0; i < KVD_COUNTOF(name); i++) {
-        kvd_attention_params a = sparse(96, 2.0f);
+        kvd_attention_params a = tiers_sparse(96, 2.0f);
 
         a.index = name[i];
-        same_text(m, &a);
+        tiers_same_text(m, &a);
     }
     kvd_model_close(m);
 }
@@ -232,17 +65,17 @@ static void test_same_text_other_indexes(void **state)
 /* Packed records: wherever they lie, everything works with what they say. */
 static void test_same_text_packed(void **state)
 {
-    kvd_attention_params a = sparse(96, 2.0f), d = KVD_ATTENTION_PARAMS_INIT;
-    kvd_model           *m = open_model("qwen3", fast), *r = open_model("llama", "ref");
+    kvd_attention_params a = tiers_sparse(96, 2.0f), d = KVD_ATTENTION_PARAMS_INIT;
+    kvd_model           *m = tiers_model("qwen3", tiers.backend), *r = tiers_model("llama", "ref");
 
     (void)state;
     d.mode = KVD_ATTENTION_DENSE;
-    for (record = KVD_KV_RECORD_INT8; record <= KVD_KV_RECORD_VALUES; record++) {
-        same_text(m, &a);
-        same_text(m, &d);
-        same_text(r, &a);
+    for (tiers.record = KVD_KV_RECORD_INT8; tiers.record <= KVD_KV_RECORD_VALUES; tiers.record++) {
+        tiers_same_text(m, &a);
+        tiers_same_text(m, &d);
+        tiers_same_text(r, &a);
     }
-    record = KVD_KV_RECORD_SAME;
+    tiers.record = KVD_KV_RECORD_SAME;
     kvd_model_close(m);
     kvd_model_close(r);
 }
@@ -252,24 +85,24 @@ static void test_same_text_packed(void **state)
 static void test_values(void **state)
 {
     static const char *const name[] = { "quant-k-int8", "quant-k-int2", "cascade+radius" };
-    kvd_attention_params     a      = sparse(96, 2.0f);
-    kvd_model               *m      = open_model("qwen2", fast);
+    kvd_attention_params     a      = tiers_sparse(96, 2.0f);
+    kvd_model               *m      = tiers_model("qwen2", tiers.backend);
     kvd_session             *whole, *values;
     kvd_stats                u = { .struct_size = sizeof(u) }, v = u;
 
     (void)state;
-    a.index = "quant-k-bf16";
-    whole   = open_session(m, &a, 1, true);
-    record  = KVD_KV_RECORD_VALUES;
-    values  = open_session(m, &a, 1, true);
-    prefill(whole, 0, N_PROMPT, 0);
-    prefill(values, 0, N_PROMPT, 0);
+    a.index      = "quant-k-bf16";
+    whole        = tiers_session(m, &a, 1, true);
+    tiers.record = KVD_KV_RECORD_VALUES;
+    values       = tiers_session(m, &a, 1, true);
+    tiers_prefill(whole, 0, N_PROMPT, 0);
+    tiers_prefill(values, 0, N_PROMPT, 0);
     for (uint32_t i = 0; i < N_GEN; i++) {
-        const int32_t token = next_token(whole, 0, i);
+        const int32_t token = tiers_next_token(whole, 0, i);
 
-        same_logits(whole, values, 0);
-        step(whole, &token, 1);
-        step(values, &token, 1);
+        tiers_same_logits(whole, values, 0);
+        tiers_step(whole, &token, 1);
+        tiers_step(values, &token, 1);
     }
     kvd_session_get_stats(whole, &u);
     kvd_session_get_stats(values, &v);
@@ -283,9 +116,9 @@ static void test_values(void **state)
     kvd_session_close(values);
     for (size_t i = 0; i < KVD_COUNTOF(name); i++) {
         a.index = name[i];
-        same_text(m, &a);
+        tiers_same_text(m, &a);
     }
-    record = KVD_KV_RECORD_SAME;
+    tiers.record = KVD_KV_RECORD_SAME;
     kvd_model_close(m);
 }
 
@@ -293,20 +126,20 @@ static void test_values(void **state)
 static void test_same_text_zone(void **state)
 {
     static const uint32_t zone[] = { 4, 16, 256 };
-    kvd_model            *m = open_model("qwen3", fast), *ref = open_model("llama", "ref");
+    kvd_model *m = tiers_model("qwen3", tiers.backend), *ref = tiers_model("llama", "ref");
 
     (void)state;
     for (uint32_t i = 0; i < KVD_COUNTOF(zone); i++) {
-        kvd_attention_params a = sparse(64, 2.0f);
+        kvd_attention_params a = tiers_sparse(64, 2.0f);
 
-        a.zone   = zone[i];
-        a.fetch  = i == 2 ? KVD_FETCH_STRICT : KVD_FETCH_DEFERRED;
-        a.attend = i == 1 ? KVD_ATTEND_SELECTED : KVD_ATTEND_WINDOW;
-        record   = i == 0 ? KVD_KV_RECORD_INT8 : KVD_KV_RECORD_SAME;
-        same_text(m, &a);
-        record = KVD_KV_RECORD_SAME;
+        a.zone       = zone[i];
+        a.fetch      = i == 2 ? KVD_FETCH_STRICT : KVD_FETCH_DEFERRED;
+        a.attend     = i == 1 ? KVD_ATTEND_SELECTED : KVD_ATTEND_WINDOW;
+        tiers.record = i == 0 ? KVD_KV_RECORD_INT8 : KVD_KV_RECORD_SAME;
+        tiers_same_text(m, &a);
+        tiers.record = KVD_KV_RECORD_SAME;
         if (i == 1)
-            same_text(ref, &a);
+            tiers_same_text(ref, &a);
     }
     kvd_model_close(m);
     kvd_model_close(ref);
@@ -318,10 +151,10 @@ static double steps_apart(kvd_session *s, kvd_session *r, uint32_t n)
     double sum = 0.0;
 
     for (uint32_t i = 0; i < n; i++) {
-        const int32_t token = token_at(3, i);
+        const int32_t token = tiny_token(3, i);
 
-        step(s, &token, 1);
-        step(r, &token, 1);
+        tiers_step(s, &token, 1);
+        tiers_step(r, &token, 1);
         for (uint32_t k = 0; k < N_VOCAB; k++) {
             const double d = (double)kvd_logits(s, 0)[k] - (double)kvd_logits(r, 0)[k];
 
@@ -337,22 +170,22 @@ static double steps_apart(kvd_session *s, kvd_session *r, uint32_t n)
  * turned off and on while a session is open, in the size it was opened for. */
 static void test_zone_estimates(void **state)
 {
-    kvd_attention_params a = sparse(32, 1.0f), d = KVD_ATTENTION_PARAMS_INIT;
-    kvd_model           *m    = open_model("llama", fast);
+    kvd_attention_params a = tiers_sparse(32, 1.0f), d = KVD_ATTENTION_PARAMS_INIT;
+    kvd_model           *m    = tiers_model("llama", tiers.backend);
     double               last = 0.0;
     kvd_session         *s, *r;
 
     (void)state;
     d.mode = KVD_ATTENTION_DENSE;
-    r      = open_session(m, &d, 1, false);
-    prefill(r, 0, N_PROMPT, 0);
+    r      = tiers_session(m, &d, 1, false);
+    tiers_prefill(r, 0, N_PROMPT, 0);
     for (uint32_t zone = 4; zone <= 64; zone *= 4) {
         kvd_stats c = { .struct_size = sizeof(c) };
         double    with, without;
 
         a.zone = zone;
-        s      = open_session(m, &a, 1, true);
-        prefill(s, 0, N_PROMPT, 0);
+        s      = tiers_session(m, &a, 1, true);
+        tiers_prefill(s, 0, N_PROMPT, 0);
         with = steps_apart(s, r, 30);
         kvd_session_get_stats(s, &c);
         assert_true(c.zone_share > 0.01 && c.zone_share < 1.0 && c.zone_ns > 0);
@@ -379,21 +212,21 @@ static void test_zone_estimates(void **state)
 /* The same on a device whose memory the host cannot touch. */
 static void test_same_text_split(void **state)
 {
-    kvd_attention_params a = sparse(96, 2.0f), d = KVD_ATTENTION_PARAMS_INIT;
-    kvd_model           *m = open_model("qwen3", "cpu");
+    kvd_attention_params a = tiers_sparse(96, 2.0f), d = KVD_ATTENTION_PARAMS_INIT;
+    kvd_model           *m = tiers_model("qwen3", "cpu");
 
     (void)state;
     d.mode = KVD_ATTENTION_DENSE;
     split_begin(m->be);
-    same_text(m, &a);
-    same_text(m, &d);
-    record   = KVD_KV_RECORD_INT8;
-    a.attend = KVD_ATTEND_SELECTED;
-    same_text(m, &a);
-    record  = KVD_KV_RECORD_SAME;
-    n_batch = 0; /* prompts in larger pieces than batches */
-    same_text(m, &a);
-    n_batch = N_BATCH;
+    tiers_same_text(m, &a);
+    tiers_same_text(m, &d);
+    tiers.record = KVD_KV_RECORD_INT8;
+    a.attend     = KVD_ATTEND_SELECTED;
+    tiers_same_text(m, &a);
+    tiers.record  = KVD_KV_RECORD_SAME;
+    tiers.n_batch = 0; /* prompts in larger pieces than batches */
+    tiers_same_text(m, &a);
+    tiers.n_batch = N_BATCH;
     split_end(m->be);
     kvd_model_close(m);
 }
@@ -410,14 +243,14 @@ static uint32_t fill_caps(const kvd_model *m, float *cap, bool differ)
 
 static void same_steps(kvd_session *a, kvd_session *b)
 {
-    prefill(a, 0, N_PROMPT, 0);
-    prefill(b, 0, N_PROMPT, 0);
+    tiers_prefill(a, 0, N_PROMPT, 0);
+    tiers_prefill(b, 0, N_PROMPT, 0);
     for (uint32_t i = 0; i < 20; i++) {
-        const int32_t token = token_at(4, i);
+        const int32_t token = tiny_token(4, i);
 
-        step(a, &token, 1);
-        step(b, &token, 1);
-        same_logits(a, b, 0);
+        tiers_step(a, &token, 1);
+        tiers_step(b, &token, 1);
+        tiers_same_logits(a, b, 0);
     }
     kvd_session_close(a);
     kvd_session_close(b);
@@ -428,17 +261,17 @@ static void same_steps(kvd_session *a, kvd_session *b)
 static void test_caps(void **state)
 {
     float                caps[64];
-    kvd_attention_params a = sparse(96, 0.0f), b = sparse(96, 2.0f);
-    kvd_model           *m = open_model("qwen3", fast), *ref = open_model("llama", "ref");
+    kvd_attention_params a = tiers_sparse(96, 0.0f), b = tiers_sparse(96, 2.0f);
+    kvd_model *m = tiers_model("qwen3", tiers.backend), *ref = tiers_model("llama", "ref");
 
     (void)state;
     a.caps   = caps;
     a.n_caps = fill_caps(m, caps, true);
-    same_text(m, &a);
+    tiers_same_text(m, &a);
     a.n_caps = fill_caps(ref, caps, true);
-    same_text(ref, &a);
+    tiers_same_text(ref, &a);
     a.n_caps = fill_caps(m, caps, false);
-    same_steps(open_session(m, &a, 1, true), open_session(m, &b, 1, true));
+    same_steps(tiers_session(m, &a, 1, true), tiers_session(m, &b, 1, true));
     kvd_model_close(m);
     kvd_model_close(ref);
 }
@@ -447,14 +280,14 @@ static void test_caps(void **state)
 static void test_set_caps(void **state)
 {
     float                caps[64], other[64];
-    kvd_attention_params a = sparse(96, 0.0f);
-    kvd_model           *m = open_model("qwen3", fast);
+    kvd_attention_params a = tiers_sparse(96, 0.0f);
+    kvd_model           *m = tiers_model("qwen3", tiers.backend);
     kvd_session         *s, *r;
 
     (void)state;
     a.caps   = caps;
     a.n_caps = fill_caps(m, caps, true);
-    s        = open_session(m, &a, 1, true);
+    s        = tiers_session(m, &a, 1, true);
     memcpy(other, caps, sizeof(caps));
     a.caps   = other;
     other[1] = caps[1] + 0.5f;
@@ -467,8 +300,8 @@ static void test_set_caps(void **state)
     assert_int_equal(kvd_session_set_attention(s, &a, &err), KVD_E_INVAL);
     a.n_caps++;
     assert_int_equal(kvd_session_set_attention(s, &a, &err), KVD_OK);
-    r = open_session(m, &a, 1, false); /* as if opened so */
-    memset(other, 0, sizeof(other));   /* borrowed for the calls only */
+    r = tiers_session(m, &a, 1, false); /* as if opened so */
+    memset(other, 0, sizeof(other));    /* borrowed for the calls only */
     same_steps(s, r);
     kvd_model_close(m);
 }
@@ -476,11 +309,11 @@ static void test_set_caps(void **state)
 /* The backend "ref" keeps the same rule. */
 static void test_same_text_ref(void **state)
 {
-    const kvd_attention_params a = sparse(64, 2.0f);
-    kvd_model                 *m = open_model("llama", "ref");
+    const kvd_attention_params a = tiers_sparse(64, 2.0f);
+    kvd_model                 *m = tiers_model("llama", "ref");
 
     (void)state;
-    same_text(m, &a);
+    tiers_same_text(m, &a);
     kvd_model_close(m);
 }
 
@@ -488,30 +321,30 @@ static void test_same_text_ref(void **state)
  * same steps wherever the cache lies; a new prompt starts over. */
 static void test_fallback(void **state)
 {
-    kvd_attention_params a = sparse(64, 2.0f);
-    kvd_model           *m = open_model("llama", fast);
+    kvd_attention_params a = tiers_sparse(64, 2.0f);
+    kvd_model           *m = tiers_model("llama", tiers.backend);
     kvd_session         *s[2];
     kvd_stats            c = { .struct_size = sizeof(c) };
 
     (void)state;
     a.min_mass = 1.0f;
     for (uint32_t k = 0; k < 2; k++) {
-        s[k] = open_session(m, &a, 1, k == 1);
-        prefill(s[k], 0, N_PROMPT, 0);
+        s[k] = tiers_session(m, &a, 1, k == 1);
+        tiers_prefill(s[k], 0, N_PROMPT, 0);
     }
     for (uint32_t i = 0; i < 100; i++) {
-        const int32_t token = next_token(s[0], 0, i);
+        const int32_t token = tiers_next_token(s[0], 0, i);
 
         for (uint32_t k = 0; k < 2; k++) {
-            step(s[k], &token, 1);
+            tiers_step(s[k], &token, 1);
             kvd_session_get_stats(s[k], &c);
             assert_int_equal(c.n_fallback, (i + 1) / 32 < 2 ? (i + 1) / 32 : 2);
             assert_int_equal(c.n_sparse, i < 64 ? i + 1 : 64);
         }
-        same_logits(s[0], s[1], 0);
+        tiers_same_logits(s[0], s[1], 0);
     }
-    prefill(s[0], 0, 10, 1);
-    step(s[0], &(int32_t){ 7 }, 1);
+    tiers_prefill(s[0], 0, 10, 1);
+    tiers_step(s[0], &(int32_t){ 7 }, 1);
     kvd_session_get_stats(s[0], &c);
     assert_int_equal(c.n_sparse, 65);
     kvd_session_close(s[0]);
@@ -523,22 +356,22 @@ static void test_fallback(void **state)
  * run in another order. */
 static void test_whole_budget_is_dense(void **state)
 {
-    const kvd_attention_params a = sparse(N_CTX, 1.0f);
+    const kvd_attention_params a = tiers_sparse(N_CTX, 1.0f);
     kvd_attention_params       d = KVD_ATTENTION_PARAMS_INIT;
-    kvd_model                 *m = open_model("llama", fast);
+    kvd_model                 *m = tiers_model("llama", tiers.backend);
     kvd_session               *s, *r;
 
     (void)state;
     d.mode = KVD_ATTENTION_DENSE;
-    s      = open_session(m, &a, 1, false);
-    r      = open_session(m, &d, 1, false);
-    prefill(s, 0, N_PROMPT, 0);
-    prefill(r, 0, N_PROMPT, 0);
+    s      = tiers_session(m, &a, 1, false);
+    r      = tiers_session(m, &d, 1, false);
+    tiers_prefill(s, 0, N_PROMPT, 0);
+    tiers_prefill(r, 0, N_PROMPT, 0);
     for (uint32_t i = 0; i < 50; i++) {
-        const int32_t token = token_at(3, i);
+        const int32_t token = tiny_token(3, i);
 
-        step(s, &token, 1);
-        step(r, &token, 1);
+        tiers_step(s, &token, 1);
+        tiers_step(r, &token, 1);
         for (uint32_t k = 0; k < N_VOCAB; k++) {
             const float x = kvd_logits(s, 0)[k], y = kvd_logits(r, 0)[k];
 
@@ -555,24 +388,24 @@ static void test_whole_budget_is_dense(void **state)
 static void do_not_mix(kvd_model *m, uint32_t zone)
 {
     static const uint32_t len[N_MIXED] = { N_PROMPT, 150, 900, 60 };
-    kvd_attention_params  a            = sparse(64, 2.0f);
+    kvd_attention_params  a            = tiers_sparse(64, 2.0f);
     kvd_session          *all, *one[N_MIXED];
 
     a.zone = zone;
-    all    = open_session(m, &a, N_MIXED, true);
+    all    = tiers_session(m, &a, N_MIXED, true);
     for (uint32_t q = 0; q < N_MIXED; q++) {
-        one[q] = open_session(m, &a, 1, q == 2);
-        prefill(all, q, len[q], q);
-        prefill(one[q], 0, len[q], q);
+        one[q] = tiers_session(m, &a, 1, q == 2);
+        tiers_prefill(all, q, len[q], q);
+        tiers_prefill(one[q], 0, len[q], q);
     }
     for (uint32_t i = 0; i < 40; i++) {
         int32_t token[N_MIXED];
 
         for (uint32_t q = 0; q < N_MIXED; q++) {
-            token[q] = token_at(q + 5, i);
-            step(one[q], &token[q], 1);
+            token[q] = tiny_token(q + 5, i);
+            tiers_step(one[q], &token[q], 1);
         }
-        step(all, token, N_MIXED);
+        tiers_step(all, token, N_MIXED);
         for (uint32_t row = 0; row < N_MIXED; row++) {
             assert_memory_equal(kvd_logits(all, row), kvd_logits(one[(row + 1) % N_MIXED], 0),
                                 N_VOCAB * sizeof(float));
@@ -586,7 +419,7 @@ static void do_not_mix(kvd_model *m, uint32_t zone)
 
 static void test_sequences_do_not_mix(void **state)
 {
-    kvd_model *m = open_model("qwen3", "ref");
+    kvd_model *m = tiers_model("qwen3", "ref");
 
     (void)state;
     do_not_mix(m, 0);
@@ -604,7 +437,7 @@ static void pick(kvd_sampler *sm, const kvd_session *s, int32_t *token)
  * keeps what it is asked to keep, recorded or not. */
 static void same_picks(kvd_model *m, const kvd_attention_params *a)
 {
-    kvd_session       *s = open_session(m, a, 1, false), *r = open_session(m, a, 1, false);
+    kvd_session       *s = tiers_session(m, a, 1, false), *r = tiers_session(m, a, 1, false);
     kvd_sampler_params p = KVD_SAMPLER_PARAMS_INIT;
     kvd_sampler       *sm[2][2]; /* [of s or r][greedy, by chance] */
     int32_t            t[2];
@@ -614,8 +447,8 @@ static void same_picks(kvd_model *m, const kvd_attention_params *a)
         assert_int_equal(kvd_sampler_open(&sm[i / 2][i % 2], m, &p, &err), KVD_OK);
         assert_int_equal(kvd_sampler_n_best(sm[i / 2][i % 2]), i % 2 ? 40 : 1);
     }
-    prefill(s, 0, N_PROMPT, 0);
-    prefill(r, 0, N_PROMPT, 0);
+    tiers_prefill(s, 0, N_PROMPT, 0);
+    tiers_prefill(r, 0, N_PROMPT, 0);
     for (uint32_t i = 0; i < 60; i++) {
         const uint32_t by = i % 3 != 0;
         kvd_batch      b  = KVD_BATCH_INIT;
@@ -644,14 +477,14 @@ static void same_picks(kvd_model *m, const kvd_attention_params *a)
 
 static void test_picks(void **state)
 {
-    const kvd_attention_params dense = KVD_ATTENTION_PARAMS_INIT, few = sparse(64, 2.0f);
-    kvd_model                 *m = open_model("llama", fast);
+    const kvd_attention_params dense = KVD_ATTENTION_PARAMS_INIT, few = tiers_sparse(64, 2.0f);
+    kvd_model                 *m = tiers_model("llama", tiers.backend);
 
     (void)state;
     same_picks(m, &dense);
     same_picks(m, &few);
     kvd_model_close(m);
-    m = open_model("llama", "cpu");
+    m = tiers_model("llama", "cpu");
     split_begin(m->be);
     same_picks(m, &dense);
     assert_true(split_graph_runs() > 0);
@@ -663,24 +496,24 @@ static void test_picks(void **state)
 /* Sequences that come and go there, batches in any order, rows without logits. */
 static void test_split_sequences(void **state)
 {
-    kvd_model *m = open_model("llama", "cpu");
+    kvd_model *m = tiers_model("llama", "cpu");
 
     (void)state;
     split_begin(m->be);
     do_not_mix(m, 0);
     assert_true(split_graph_runs() > 0);
     do_not_mix(m, 8);
-    lookup = KVD_LOOKUP_HOST;
+    tiers.lookup = KVD_LOOKUP_HOST;
     do_not_mix(m, 8);
     for (uint32_t i = 0; i < 2; i++) { /* two of the four rows attend sparsely */
-        schedule    = KVD_SCHEDULE_ELASTIC;
-        micro_batch = i;
-        lookup      = i ? KVD_LOOKUP_HOST : KVD_LOOKUP_DEVICE;
+        tiers.schedule    = KVD_SCHEDULE_ELASTIC;
+        tiers.micro_batch = i;
+        tiers.lookup      = i ? KVD_LOOKUP_HOST : KVD_LOOKUP_DEVICE;
         do_not_mix(m, 0);
     }
-    schedule    = KVD_SCHEDULE_SEQUENTIAL;
-    lookup      = KVD_LOOKUP_DEVICE;
-    micro_batch = 0;
+    tiers.schedule    = KVD_SCHEDULE_SEQUENTIAL;
+    tiers.lookup      = KVD_LOOKUP_DEVICE;
+    tiers.micro_batch = 0;
     split_end(m->be);
     kvd_model_close(m);
 }
@@ -694,24 +527,24 @@ static bool stop_late(void *ctx, uint64_t done, uint64_t total)
 /* A prompt that is canceled in some layer leaves the sequence as it was. */
 static void test_canceled_prompt(void **state)
 {
-    const kvd_attention_params a = sparse(64, 2.0f);
-    kvd_model                 *m = open_model("llama", fast);
-    kvd_session               *r = open_session(m, &a, 1, false), *t = open_session(m, &a, 1, true);
-    int32_t                    token[900];
+    const kvd_attention_params a = tiers_sparse(64, 2.0f);
+    kvd_model                 *m = tiers_model("llama", tiers.backend);
+    kvd_session *r = tiers_session(m, &a, 1, false), *t = tiers_session(m, &a, 1, true);
+    int32_t      token[900];
 
     (void)state;
-    prefill(r, 0, 700, 0);
-    prefill(t, 0, 700, 0);
+    tiers_prefill(r, 0, 700, 0);
+    tiers_prefill(t, 0, 700, 0);
     for (uint32_t i = 0; i < 900; i++)
-        token[i] = token_at(9, i);
+        token[i] = tiny_token(9, i);
     assert_int_equal(kvd_prefill(t, 0, token, 900, stop_late, NULL, &err), KVD_E_CANCELED);
     assert_int_equal(kvd_seq_len(t, 0), 700);
     kv_check(t->kv);
-    prefill(r, 0, 600, 2);
-    prefill(t, 0, 600, 2);
-    same_logits(r, t, 0);
+    tiers_prefill(r, 0, 600, 2);
+    tiers_prefill(t, 0, 600, 2);
+    tiers_same_logits(r, t, 0);
     for (uint32_t i = 0; i < 30; i++) {
-        step(r, &token[i], 1);
+        tiers_step(r, &token[i], 1);
         if (i == 7) { /* a step that is canceled: the window starts over, in both */
             kvd_batch b = KVD_BATCH_INIT;
 
@@ -722,10 +555,10 @@ static void test_canceled_prompt(void **state)
             assert_int_equal(kvd_seq_truncate(r, 0, 1300 + 8, &err), KVD_OK);
             kv_seq_restart(r->kv, 0);
             assert_int_equal(kvd_seq_truncate(r, 0, 1300 + 7, &err), KVD_OK);
-            step(r, &token[i], 1);
+            tiers_step(r, &token[i], 1);
         }
-        step(t, &token[i], 1);
-        same_logits(r, t, 0);
+        tiers_step(t, &token[i], 1);
+        tiers_same_logits(r, t, 0);
     }
     kvd_session_close(r);
     kvd_session_close(t);
@@ -735,31 +568,31 @@ static void test_canceled_prompt(void **state)
 /* Another policy and index from one step to the next: as if the session had been opened so. */
 static void test_set_attention(void **state)
 {
-    kvd_attention_params a = sparse(128, 2.0f), b = sparse(64, 2.0f);
-    kvd_model           *m = open_model("qwen3", fast);
+    kvd_attention_params a = tiers_sparse(128, 2.0f), b = tiers_sparse(64, 2.0f);
+    kvd_model           *m = tiers_model("qwen3", tiers.backend);
     kvd_session         *s, *r;
 
     (void)state;
     a.index = "mean-bf16+radius";
     b.index = "mean-int8";
     b.fetch = KVD_FETCH_STRICT;
-    s       = open_session(m, &a, 1, true);
-    r       = open_session(m, &b, 1, false);
-    prefill(s, 0, N_PROMPT, 0);
-    prefill(r, 0, N_PROMPT, 0);
+    s       = tiers_session(m, &a, 1, true);
+    r       = tiers_session(m, &b, 1, false);
+    tiers_prefill(s, 0, N_PROMPT, 0);
+    tiers_prefill(r, 0, N_PROMPT, 0);
     for (uint32_t i = 0; i < 10; i++) {
-        const int32_t token = token_at(4, i);
+        const int32_t token = tiny_token(4, i);
 
-        step(s, &token, 1);
+        tiers_step(s, &token, 1);
     }
     assert_int_equal(kvd_seq_truncate(s, 0, N_PROMPT, &err), KVD_OK);
     assert_int_equal(kvd_session_set_attention(s, &b, &err), KVD_OK);
     for (uint32_t i = 0; i < 10; i++) {
-        const int32_t token = token_at(4, i);
+        const int32_t token = tiny_token(4, i);
 
-        step(s, &token, 1);
-        step(r, &token, 1);
-        same_logits(r, s, 0);
+        tiers_step(s, &token, 1);
+        tiers_step(r, &token, 1);
+        tiers_same_logits(r, s, 0);
     }
     b.budget = 1024;
     assert_int_equal(kvd_session_set_attention(s, &b, &err), KVD_E_INVAL);
@@ -798,6 +631,6 @@ int main(int argc, char **argv)
     };
 
     if (argc == 3 && strcmp(argv[1], "--backend") == 0)
-        fast = argv[2];
+        tiers.backend = argv[2];
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
