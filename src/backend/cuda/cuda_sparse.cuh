@@ -220,14 +220,32 @@ static __device__ __forceinline__ void sp_cluster_sync(void)
 #endif
 }
 
+/* The two halves of sp_cluster_sync(): what was written before the first is seen behind the second.
+ */
+static __device__ __forceinline__ void sp_cluster_arrive(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void sp_cluster_wait(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
 /* p, in the shared memory of this block, as another of the cluster has it. */
-template <typename T> static __device__ __forceinline__ const T *sp_peer(const T *p, uint32_t rank)
+template <typename T> static __device__ __forceinline__ T *sp_peer(T *p, uint32_t rank)
 {
 #if __CUDA_ARCH__ >= 900
     uint64_t at;
 
     asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"((uint64_t)p), "r"(rank));
-    return (const T *)at;
+    return (T *)at;
 #else
     (void)rank;
     return p;
