@@ -529,6 +529,7 @@ static kvd_status cuda_open_device(cuda_backend *be, kvd_err *err)
     be->cc         = prop.major * 10 + prop.minor;
     be->n_sm       = (uint32_t)prop.multiProcessorCount;
     be->smem_block = (uint32_t)prop.sharedMemPerBlockOptin;
+    be->smem_sm    = (uint32_t)prop.sharedMemPerMultiprocessor;
     snprintf(be->base.isa, sizeof(be->base.isa), "%.22s sm_%d", prop.name, be->cc);
     if (be->cc < CUDA_CC_MIN) {
         (void)!kvd_fail(err, KVD_E_UNSUPPORTED, 0,
@@ -552,6 +553,7 @@ static kvd_status cuda_open_device(cuda_backend *be, kvd_err *err)
     CUDA_TRY(e, "device", err);
     if (attr.ptxVersion < be->cc) /* launches go by what kernels were compiled for */
         be->cc = attr.ptxVersion;
+    cuda_select_clusters(be);
     KVD_TRY(cuda_lt_open(&be->lt, err));
     return cuda_measure_context(be, free_before, err);
 }

@@ -54,10 +54,13 @@ typedef struct cuda_lt   cuda_lt;   /* cuda_lt.cu: cuBLASLt, where it is install
 typedef struct cuda_area cuda_area; /* cuda_pinned.cu: pages that were registered */
 
 typedef struct cuda_backend {
-    kvd_backend        base;
-    int                device;
-    int                cc; /* compute capability, 90 for 9.0 */
-    uint32_t           n_sm;
+    kvd_backend base;
+    int         device;
+    int         cc; /* compute capability, 90 for 9.0 */
+    uint32_t    n_sm;
+    uint16_t    n_cluster[2][16];  /* held at once, of 1 to 16 blocks of cuda_select_whole.cu
+                                      that share a processor with none, with another */
+    uint32_t           smem_sm;    /* bytes of shared memory of a processor */
     uint32_t           smem_block; /* bytes of shared memory that one block can get */
     bool               precise, deterministic;
     kvd_backend_limits lim; /* the largest of each that was reserved */
@@ -123,6 +126,9 @@ uint64_t cuda_build_scratch_bytes(const cuda_backend *be, const kvd_backend_limi
 uint64_t cuda_select_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
 uint64_t cuda_window_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
 uint64_t cuda_best_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
+
+/* Fills in n_cluster; needs cc, n_sm and smem_block. */
+void cuda_select_clusters(cuda_backend *be);
 
 /* ---- pinned memory (cuda_pinned.cu) -------------------------------------------------- */
 

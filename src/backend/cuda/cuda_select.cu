@@ -232,6 +232,10 @@ static kvd_status run(kvd_stream *st, const kvd_select_args *a, const kvd_choose
                         a->n_head / a->index.n_kv_head);
     j       = job_of(be, a);
     cascade = j.s.kind == KVD_INDEX_CASCADE;
+    if (cuda_select_whole_can(be, j, window != NULL)) {
+        CUDA_TRY(cuda_select_whole(be, j, window, beside, st->s), "select", err);
+        return KVD_OK;
+    }
     if (j.fast)
         CUDA_TRY(cuda_select_fast(be, j, beside, st->s), "select", err);
     else

@@ -7,6 +7,8 @@
  *   mean    rule MEAN_LOGITS: the heads' logits averaged
  *   sums    largest and sum again, where scan's are not those of the chunks' logits
  *   finish  (cuda_select_finish.cu) scores, averages, the best: one cluster of blocks per lane
+ * The common case, whose logits fit into a cluster's shared memory, is one launch instead
+ * (cuda_select_whole.cu).
  * CASCADE: scan, (mean, sums,) finish for the best 4 k, rerank (cuda_select.cu), (mean,) sums,
  * finish among those. */
 #ifndef KVD_CUDA_SELECT_CUH
@@ -83,6 +85,24 @@ static __device__ __forceinline__ void select_merge(float *max, float *sum, floa
     *max = most;
 }
 
+/* The average's new value, as kvd_select_args has it. */
+static __device__ __forceinline__ uint16_t select_ema(uint16_t ema, float score, float alpha)
+{
+    return sp_to_f16(__fadd_rn(__fmul_rn(sp_from_f16(ema), __fsub_rn(1.0f, alpha)),
+                               __fmul_rn(score, __fmul_rn(alpha, KVD_EMA_SCALE))));
+}
+
+/* The score of a key (its bits + 1), in units of 2^-40. */
+static __device__ __forceinline__ uint64_t select_mass(uint32_t key)
+{
+    return (uint64_t)(__uint_as_float(key - 1) * 0x1p40f);
+}
+
+static __device__ __forceinline__ uint32_t select_n_urgent(uint32_t n_sel)
+{
+    return n_sel < 16 ? n_sel > 0 : n_sel / 8;
+}
+
 /* cuda_select_scan.cu; keys: of the key plane. */
 cudaError_t cuda_select_scan(const cuda_backend *be, const select_job &j, bool keys,
                              cudaStream_t s);
@@ -92,6 +112,10 @@ bool        cuda_select_fast_can(const cuda_backend *be, const select_job &j);
 uint32_t    cuda_select_fast_parts(const cuda_backend *be, uint64_t n_lane, uint32_t group);
 cudaError_t cuda_select_fast(const cuda_backend *be, const select_job &j, bool beside,
                              cudaStream_t s);
+/* cuda_select_whole.cu: all stages at once, where it can; window and beside: as of the others. */
+bool        cuda_select_whole_can(const cuda_backend *be, const select_job &j, bool window);
+cudaError_t cuda_select_whole(const cuda_backend *be, const select_job &j,
+                              const kvd_choose_args *window, bool beside, cudaStream_t s);
 /* cuda_select_finish.cu; window (NULL: not wanted): goes on to the windows' change and spans;
  * rerank: only lists the best 4 k; listed: selects among these. */
 cudaError_t cuda_select_finish(const cuda_backend *be, const select_job &j,

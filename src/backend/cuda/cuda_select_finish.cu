@@ -182,13 +182,6 @@ static __device__ void finish_score(const select_job &j, const finish_lane &l, u
     }
 }
 
-/* The average's new value, as kvd_select_args has it. */
-static __device__ uint16_t finish_ema(uint16_t ema, float score, float alpha)
-{
-    return sp_to_f16(__fadd_rn(__fmul_rn(sp_from_f16(ema), __fsub_rn(1.0f, alpha)),
-                               __fmul_rn(score, __fmul_rn(alpha, KVD_EMA_SCALE))));
-}
-
 static __device__ __forceinline__ uint32_t finish_key(const finish_lane &l, uint32_t i, float score)
 {
     const uint32_t c = l.first + i;
@@ -202,12 +195,6 @@ static __device__ __forceinline__ uint32_t finish_key_at(const finish_lane &l, c
     return i < FINISH_KEYS ? m->key[i] : finish_key(l, i, l.score[l.first + i]);
 }
 
-/* A key's score in units of 2^-40. */
-static __device__ __forceinline__ uint64_t finish_mass(uint32_t key)
-{
-    return (uint64_t)(__uint_as_float(key - 1) * 0x1p40f);
-}
-
 /* Four averages and scores, in one access each where they lie so. */
 static __device__ void finish_store(const select_job &j, const finish_lane &l, uint32_t c,
                                     const finish_four &f)
@@ -218,10 +205,10 @@ static __device__ void finish_store(const select_job &j, const finish_lane &l, u
     if (f.whole) {
         *(float4 *)score = make_float4(f.x[0], f.x[1], f.x[2], f.x[3]);
         if (ema)
-            *(ushort4 *)ema = make_ushort4(finish_ema(f.ema.x, f.x[0], j.a.alpha),
-                                           finish_ema(f.ema.y, f.x[1], j.a.alpha),
-                                           finish_ema(f.ema.z, f.x[2], j.a.alpha),
-                                           finish_ema(f.ema.w, f.x[3], j.a.alpha));
+            *(ushort4 *)ema = make_ushort4(select_ema(f.ema.x, f.x[0], j.a.alpha),
+                                           select_ema(f.ema.y, f.x[1], j.a.alpha),
+                                           select_ema(f.ema.z, f.x[2], j.a.alpha),
+                                           select_ema(f.ema.w, f.x[3], j.a.alpha));
         return;
     }
     for (uint32_t e = 0; e < FINISH_EACH && c + e < l.end; e++) {
@@ -229,7 +216,7 @@ static __device__ void finish_store(const select_job &j, const finish_lane &l, u
             continue;
         score[e] = f.x[e];
         if (ema)
-            ema[e] = finish_ema(ema[e], f.x[e], j.a.alpha);
+            ema[e] = select_ema(ema[e], f.x[e], j.a.alpha);
     }
 }
 
@@ -246,12 +233,12 @@ static __device__ uint64_t finish_first(const finish_lane &l, finish_mem *m, uin
             m->key[i + e] = k;
         if (l.by_mass)
             all +=
-                l.first + i + e < l.q->first_chunk ? 0 : finish_mass(__float_as_uint(f.x[e]) + 1);
+                l.first + i + e < l.q->first_chunk ? 0 : select_mass(__float_as_uint(f.x[e]) + 1);
         if (k == 0)
             continue;
         atomicAdd(&m->hist[0][0][d], 1);
         if (l.by_mass)
-            atomicAdd((unsigned long long *)&m->mass[0][d], finish_mass(k));
+            atomicAdd((unsigned long long *)&m->mass[0][d], select_mass(k));
     }
     return all;
 }
@@ -309,7 +296,7 @@ static __device__ void finish_count(const finish_lane &l, finish_mem *m, const f
         if (!goal[0].done && prefix == goal[0].prefix) {
             atomicAdd(&m->hist[level][0][d], 1);
             if (goal[0].target)
-                atomicAdd((unsigned long long *)&m->mass[level][d], finish_mass(k));
+                atomicAdd((unsigned long long *)&m->mass[level][d], select_mass(k));
         }
         if (!goal[1].done && !both && prefix == goal[1].prefix)
             atomicAdd(&m->hist[level][1][d], 1);
@@ -424,7 +411,7 @@ static __device__ void finish_narrow(finish_goal *g, const sp_pick &p, uint32_t 
         g->from = g->prefix << shift ? g->prefix << shift : 1;
         g->done = true;
     } else if (shift == 0) {
-        const uint64_t each = finish_mass(g->prefix);
+        const uint64_t each = select_mass(g->prefix);
 
         g->from = g->prefix + 1;
         g->tie  = g->prefix;
@@ -472,7 +459,7 @@ static __device__ uint64_t finish_before(const finish_lane &l, finish_mem *m,
 
         x[0] += (uint64_t)(k >= goal[0].from) << 32 | (uint64_t)(k == goal[0].tie);
         x[1] += k == goal[1].tie;
-        x[2] += k >= goal[0].from ? finish_mass(k) : 0;
+        x[2] += k >= goal[0].from ? select_mass(k) : 0;
     }
     finish_scan(x, all, m->scan);
     if (threadIdx.x == 0) {
@@ -521,7 +508,7 @@ static __device__ uint64_t finish_write(const select_job &j, const finish_lane &
         before[1] += eq;
         before[2] += eq1;
     }
-    return mass + (goal[0].ties ? goal[0].ties * finish_mass(goal[0].tie) : 0);
+    return mass + (goal[0].ties ? goal[0].ties * select_mass(goal[0].tie) : 0);
 }
 
 /* ---- the window ----------------------------------------------------------------------- */
@@ -631,7 +618,7 @@ static __device__ uint32_t finish_goals(const select_job &j, const finish_lane &
         __syncthreads();
     }
     if (!l.rerank)
-        goal[1] = finish_goal_of(n_sel < 16 ? n_sel > 0 : n_sel / 8, 0);
+        goal[1] = finish_goal_of(select_n_urgent(n_sel), 0);
     finish_find(l, m, goal);
     return n_sel;
 }
@@ -659,7 +646,7 @@ static __global__ void __launch_bounds__(FINISH_THREADS)
         if (f.rerank)
             j.n_list[l.index] = n_sel;
         else
-            finish_result(j, l, m, n_sel, n_sel < 16 ? n_sel > 0 : n_sel / 8, mass);
+            finish_result(j, l, m, n_sel, select_n_urgent(n_sel), mass);
     }
     sp_cluster_sync(); /* peers read this block's memory until here; the selection is written */
     if (l.rank == 0 && f.window && !f.rerank)
