@@ -85,6 +85,7 @@ typedef struct world {
     uint8_t         *place, *listed, *near_list, *urgent_list; /* of a whole layer */
     uint64_t         span_bytes;                               /* of one copy's spans */
     uint64_t         n_fetch;
+    uint8_t *miss_seq, *miss_place, *missed, *param, *packed, *offs; /* of fetches, packing */
 } world;
 
 /* Offsets of blocks in an order that is not theirs. */
@@ -194,7 +195,7 @@ static void make_copies(world *w)
     w->src     = device(KVD_MEM_DEVICE, n * sizeof(*off));
     w->dst     = device(KVD_MEM_DEVICE, n * sizeof(*off));
     w->host    = device(KVD_MEM_PINNED, 1u << 30);
-    w->pooled  = device(KVD_MEM_DEVICE, n * w->kv.record_bytes);
+    w->pooled  = device(KVD_MEM_DEVICE, (uint64_t)w->batch * N_KV * w->slots * w->kv.record_bytes);
     for (uint64_t i = 0; i < n; i++)
         off[i] = i * 40503 % ((1u << 30) / w->kv.record_bytes) * w->kv.record_bytes;
     up(w->src, off, n * sizeof(*off));
@@ -202,6 +203,84 @@ static void make_copies(world *w)
         off[i] = i * w->kv.record_bytes;
     up(w->dst, off, n * sizeof(*off));
     kvd_free(off);
+}
+
+static kvd_record_format packed_format(kvd_record_type type)
+{
+    return (kvd_record_format){ .type         = type,
+                                .raw          = KVD_DTYPE_BF16,
+                                .chunk_tokens = CHUNK,
+                                .block_tokens = 256,
+                                .head_dim     = DIM };
+}
+
+/* A fourth of each lane's selection is missed; its records lie anywhere in the host's. */
+static void make_misses(world *w)
+{
+    const kvd_record_format f = packed_format(KVD_RECORD_INT8);
+    const uint64_t          n = w->k / 4, lanes = (uint64_t)w->batch * N_KV;
+    const uint64_t          aux = kvd_record_param_bytes(&f), block = N_KV * aux;
+    uint32_t               *chunk   = kvd_malloc(lanes * w->slots * 4);
+    uint32_t               *host    = kvd_malloc(lanes * w->n_chunk * 4);
+    uint64_t               *at      = kvd_malloc((w->n_block + lanes) * sizeof(*at));
+    uint8_t                *fetch   = device(KVD_MEM_DEVICE, lanes * w->slots * 4);
+    uint8_t                *into    = device(KVD_MEM_DEVICE, lanes * w->slots * 4);
+    uint8_t                *host_of = device(KVD_MEM_DEVICE, lanes * w->n_chunk * 4);
+    uint8_t                *lists   = device(KVD_MEM_DEVICE, (w->n_block + lanes) * sizeof(*at));
+    const kvd_window_result r       = { .n_miss = (uint32_t)n };
+
+    w->param      = device(KVD_MEM_DEVICE, w->n_block * block);
+    w->miss_seq   = device(KVD_MEM_DEVICE, w->batch * sizeof(kvd_window_seq));
+    w->miss_place = device(KVD_MEM_DEVICE, w->batch * sizeof(kvd_window_place));
+    w->missed     = device(KVD_MEM_DEVICE, lanes * sizeof(r));
+    for (uint64_t i = 0; i < lanes * w->slots; i++)
+        chunk[i] = (uint32_t)(i % w->slots);
+    up(into, chunk, lanes * w->slots * 4);
+    for (uint64_t i = 0; i < lanes * w->slots; i++)
+        chunk[i] = (uint32_t)(i % w->slots * (w->n_chunk / w->slots));
+    up(fetch, chunk, lanes * w->slots * 4);
+    for (uint64_t i = 0; i < lanes * w->n_chunk; i++)
+        host[i] = (uint32_t)(i * 40503 % ((1u << 30) / w->kv.record_bytes));
+    up(host_of, host, lanes * w->n_chunk * 4);
+    for (uint32_t b = 0; b < w->n_block; b++)
+        at[b] = b * block;
+    for (uint64_t i = 0; i < lanes; i++) {
+        at[w->n_block + i] = i * w->slots * w->kv.record_bytes;
+        up(w->missed + i * sizeof(r), &r, sizeof(r));
+    }
+    up(lists, at, (w->n_block + lanes) * sizeof(*at));
+    for (uint32_t i = 0; i < w->batch; i++) {
+        const uint64_t         slots = (uint64_t)i * N_KV * w->slots;
+        const kvd_window_seq   q     = { .fetch = (uint32_t *)(void *)fetch + slots,
+                                         .into  = (uint32_t *)(void *)into + slots };
+        const kvd_window_place p     = {
+                .at      = (uint64_t *)(void *)lists + w->n_block + (uint64_t)i * N_KV,
+                .host_of = (uint32_t *)(void *)host_of + (uint64_t)i * N_KV * w->n_chunk,
+                .iblock  = (uint64_t *)(void *)lists
+        };
+
+        up(w->miss_seq + i * sizeof(q), &q, sizeof(q));
+        up(w->miss_place + i * sizeof(p), &p, sizeof(p));
+    }
+    kvd_free(chunk);
+    kvd_free(host);
+    kvd_free(at);
+}
+
+/* One block of a layer, to be packed. */
+static void make_packed(world *w)
+{
+    const kvd_record_format f = packed_format(KVD_RECORD_INT8);
+    uint64_t                at[3 * N_KV];
+
+    for (uint32_t h = 0; h < N_KV; h++) {
+        at[h]            = h * w->kv.head_stride;
+        at[N_KV + h]     = h * kvd_record_param_bytes(&f);
+        at[2 * N_KV + h] = h * (w->kv.head_stride / 2);
+    }
+    w->packed = device(KVD_MEM_DEVICE, N_KV * w->kv.head_stride / 2);
+    w->offs   = device(KVD_MEM_DEVICE, sizeof(at));
+    up(w->offs, at, sizeof(at));
 }
 
 static void make_outputs(world *w)
@@ -300,6 +379,8 @@ static world world_of(uint32_t ctx, uint32_t batch)
     make_spans(&w, block);
     make_places(&w, block);
     make_copies(&w);
+    make_misses(&w);
+    make_packed(&w);
     for (uint32_t i = 0; i < N_OP; i++) {
         kvd_index_build_args a = { .n_block = batch * w.n_block,
                                    .kv      = w.kv,
@@ -461,6 +542,62 @@ static void op_copy(const world *w, uint32_t i)
     check(be->ops->record_copy(st, &a, &err), &err);
 }
 
+static void fetch_as(const world *w, kvd_record_type type)
+{
+    const kvd_record_format f   = packed_format(type);
+    kvd_window_fetch_args   a   = { .n_seq        = w->batch,
+                                    .n_kv_head    = N_KV,
+                                    .seq          = (const kvd_window_seq *)(void *)w->miss_seq,
+                                    .place        = (const kvd_window_place *)(void *)w->miss_place,
+                                    .change       = (const kvd_window_result *)(void *)w->missed,
+                                    .kv           = w->kv,
+                                    .format       = f,
+                                    .host         = w->host,
+                                    .param        = w->param,
+                                    .lane_stride  = w->n_chunk,
+                                    .sel_stride   = w->slots,
+                                    .param_stride = kvd_record_param_bytes(&f) };
+    kvd_err                 err = { 0 };
+
+    a.kv.pool = w->pooled;
+    check(be->ops->window_fetch(st, &a, &err), &err);
+}
+
+static void op_fetch_raw(const world *w, uint32_t i)
+{
+    (void)i;
+    fetch_as(w, KVD_RECORD_RAW);
+}
+
+static void op_fetch_int8(const world *w, uint32_t i)
+{
+    (void)i;
+    fetch_as(w, KVD_RECORD_INT8);
+}
+
+static void op_fetch_int4(const world *w, uint32_t i)
+{
+    (void)i;
+    fetch_as(w, KVD_RECORD_INT4);
+}
+
+static void op_pack(const world *w, uint32_t i)
+{
+    const uint64_t             skip = i * N_KV * w->kv.head_stride;
+    const uint64_t            *at   = (const uint64_t *)(const void *)w->offs;
+    const kvd_record_pack_args a    = { .format    = packed_format(KVD_RECORD_INT8),
+                                        .n         = N_KV,
+                                        .src       = (uint8_t *)w->kv.pool + skip,
+                                        .param     = w->param,
+                                        .dst       = w->packed,
+                                        .src_off   = at,
+                                        .param_off = at + N_KV,
+                                        .dst_off   = at + 2 * N_KV };
+    kvd_err                    err  = { 0 };
+
+    check(be->ops->record_pack(st, &a, &err), &err);
+}
+
 static int by_time(const void *a, const void *b)
 {
     const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -505,7 +642,7 @@ static void run_case(uint32_t ctx, uint32_t batch)
     const world  w     = world_of(ctx, batch);
     const double lanes = (double)batch * N_KV, chunks = lanes * w.n_chunk;
     const double index = lanes * w.n_block * (double)w.ix.head_stride;
-    const double token = 2.0 * DIM * 2;
+    const double token = 2.0 * DIM * 2, missed = lanes * (w.k / 4) * (double)w.kv.record_bytes;
 
     measure(&w, "select", op_select, index + chunks * 8);
     measure(&w, "window", op_window, lanes * w.slots * 16.0);
@@ -515,6 +652,10 @@ static void run_case(uint32_t ctx, uint32_t batch)
     measure(&w, "all of a layer", op_layer,
             index + chunks * 8 + lanes * (304.0 + w.slots / 2.0 * CHUNK) * token);
     measure(&w, "record_copy from host", op_copy, (double)w.n_fetch * (double)w.kv.record_bytes);
+    measure(&w, "window_fetch", op_fetch_raw, missed);
+    measure(&w, "window_fetch INT8", op_fetch_int8, missed / 2);
+    measure(&w, "window_fetch INT4", op_fetch_int4, missed / 4);
+    measure(&w, "record_pack INT8", op_pack, 1.5 * N_KV * (double)w.kv.head_stride);
 }
 
 int main(int argc, char **argv)

@@ -41,6 +41,8 @@ typedef struct kv_seq {
     uint64_t  n_mass;
 } kv_seq;
 
+#define KV_PACK_BLOCKS 2u /* that are packed before they are copied: 1 MiB at 8 heads of 128 */
+
 /* Records to copy or unpack, kv_copies_max() of them at most. */
 typedef struct kv_copies {
     uint64_t *src, *dst;
@@ -78,7 +80,7 @@ typedef struct kv_step {
     uint64_t          *sink;                                /* [n_seq][n_kv_head][sinks] records */
     uint64_t          *near, *urgent; /* [n_seq][n_kv_head][slots_max] records */
     kv_copies          list[2];       /* records to copy; what nobody waits for apart */
-    uint64_t          *pack;          /* [3][n_kv_head] lanes to pack: from, parameters, to */
+    uint64_t          *pack; /* lanes to pack of a sequence's layer: from, parameters, to */
 } kv_step;
 
 typedef struct kv_prompt {
@@ -119,7 +121,7 @@ struct kv_store {
     kvd_record_format record; /* below the device */
     uint64_t          packed_bytes;
     uint64_t          param_off; /* in a lane's aux: behind the index parameters, then cells */
-    uint8_t          *packed;    /* one block of a layer, packed */
+    uint8_t          *packed;    /* KV_PACK_BLOCKS blocks of a layer, packed */
     uint64_t          window_off, stage_off;
     kvd_mem           landmarks;
     kvd_mem           region[KV_N_REGION];
@@ -352,17 +354,18 @@ static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err
 /* kv_pack.c.  list_up: one record that comes up, from src (in the host tier) to dst (in the pool);
  * lane counts inside the sequence; returns n + 1.  copy_up: n listed records; bring: the same from
  * other memory.  pack_layer: all
- * lanes of a layer of block b, which is raw at pool offset `at`, to s->packed; pack_lane: one of
- * them to dst; with their parameters.  unpack_run: n records of a block
- * from number `chunk` on, which lie packed at the end of their room in the pool (kv_packed_at()).
- * settle_raw: what the device goes on with is what the records say. */
+ * lanes of a layer of blocks [b, b + n), n <= KV_PACK_BLOCKS, which are raw at pool offsets `at`,
+ * to s->packed, by lists in the places of blocks [list, list + n) of a layer; pack_lane: one of
+ * block b's to dst; with their parameters.  unpack_run: n records of a block from number `chunk`
+ * on, which lie packed at the end of their room in the pool (kv_packed_at()). settle_raw: what the
+ * device goes on with is what the records say. */
 uint64_t   kv_list_up(const kv_store *s, const kv_copies *list, uint32_t seq, uint32_t lane,
                       uint32_t chunk, uint64_t src, uint64_t dst, uint64_t n);
 kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64_t n, kvd_err *err);
 kvd_status kv_bring(kv_store *s, kvd_stream *st, const kv_copies *list, const void *from,
                     uint64_t n, kvd_err *err);
 kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
-                         uint64_t at, kvd_err *err);
+                         uint32_t n, const uint64_t *at, uint32_t list, kvd_err *err);
 kvd_status kv_pack_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t b,
                         uint64_t at, uint8_t *dst, kvd_err *err);
 kvd_status kv_unpack_run(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t chunk,

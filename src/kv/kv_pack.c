@@ -55,23 +55,25 @@ kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64
 }
 
 kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
-                         uint64_t at, kvd_err *err)
+                         uint32_t n, const uint64_t *at, uint32_t list, kvd_err *err)
 {
-    uint64_t *const from = s->step.pack, *const param = from + s->params.n_kv_head;
-    uint64_t *const            to = param + s->params.n_kv_head;
-    const kvd_record_pack_args a  = { .format    = s->record,
-                                      .n         = s->params.n_kv_head,
-                                      .src       = s->pool.ptr,
-                                      .param     = s->landmarks.ptr,
-                                      .dst       = s->packed,
-                                      .src_off   = from,
-                                      .param_off = param,
-                                      .dst_off   = to };
+    const uint32_t  n_h = s->params.n_kv_head, lanes = n * n_h;
+    uint64_t *const from  = s->step.pack + 3ull * n_h * list;
+    uint64_t *const param = from + lanes, *const to = param + lanes;
+    const kvd_record_pack_args a = { .format    = s->record,
+                                     .n         = lanes,
+                                     .src       = s->pool.ptr,
+                                     .param     = s->landmarks.ptr,
+                                     .dst       = s->packed,
+                                     .src_off   = from,
+                                     .param_off = param,
+                                     .dst_off   = to };
 
-    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
-        from[h]  = at + h * s->layout.head_stride;
-        param[h] = kv_params_of_block(s, seq, layer * s->params.n_kv_head + h, b);
-        to[h]    = h * s->block_chunks * s->packed_bytes;
+    kvd_assert(n <= KV_PACK_BLOCKS);
+    for (uint32_t i = 0; i < lanes; i++) {
+        from[i]  = at[i / n_h] + i % n_h * s->layout.head_stride;
+        param[i] = kv_params_of_block(s, seq, layer * n_h + i % n_h, b + i / n_h);
+        to[i]    = i * s->block_chunks * s->packed_bytes;
     }
     return s->be->ops->record_pack(st, &a, err);
 }
@@ -130,7 +132,7 @@ kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
     if (is_raw(s))
         return KVD_OK;
     KVD_TRY(kv_wait_lists(s, st, err));
-    KVD_TRY(kv_pack_layer(s, st, seq, layer, b, at, err));
+    KVD_TRY(kv_pack_layer(s, st, seq, layer, b, 1, &at, 0, err));
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
         const uint64_t to = at + h * s->layout.head_stride;
 

@@ -33,12 +33,20 @@ static uint64_t index_block_bytes(const kv_params *p)
     return p->sparse ? (uint64_t)p->n_layer * p->n_kv_head * kv_aux_bytes(p) : 0;
 }
 
-/* One block of a layer, packed. */
-static uint64_t packed_layer_bytes(const kv_params *p)
+/* Blocks of a layer, packed; where all is resident they are made and unpacked one at a time. */
+static uint64_t packed_bytes(const kv_params *p, bool resident)
 {
     const kvd_record_format f = kv_record_format(p);
+    const uint64_t          n = p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
 
-    return (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * kvd_record_bytes(&f);
+    if (p->record == KVD_RECORD_RAW)
+        return 0;
+    return (resident ? 1 : KV_PACK_BLOCKS) * n * kvd_record_bytes(&f);
+}
+
+static uint64_t blocks_of(const kv_params *p)
+{
+    return kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS);
 }
 
 /* ---- maps and lists ----------------------------------------------------------------- */
@@ -49,7 +57,6 @@ static uint64_t step_copies(const kv_params *p)
     return p->sparse ? (uint64_t)p->n_seq * p->n_kv_head * (p->window_tokens / p->chunk_tokens) : 0;
 }
 
-/* Where all is resident packed records are still made and unpacked, a block at a time. */
 void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
                   uint64_t *bytes)
 {
@@ -58,7 +65,7 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
     const uint64_t index = p->sparse ? lanes * chunks : 0;
     const uint64_t seqs = p->sparse ? p->n_seq : 0, row = seqs * p->n_kv_head;
     const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
-    const uint64_t packed = p->record != KVD_RECORD_RAW;
+    const uint64_t packed = p->record != KVD_RECORD_RAW, blocks = blocks_of(p);
     const uint64_t copies = resident ? packed * block : kv_copies_max(p);
     const uint64_t late   = resident ? 0 : kv_leaves_early(p) ? copies : step_copies(p);
     const uint32_t group  = p->n_head / p->n_kv_head;
@@ -70,9 +77,9 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         uint64_t  bytes;
         kv_region where;
     } part[] = {
-        { (void **)&s->lists, 16 * p->n_seq * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_ARGS },
-        { (void **)&s->stage_block, 8 * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_LISTS },
-        { (void **)&s->packed, packed_layer_bytes(p), KV_LISTS },
+        { (void **)&s->lists, 16 * p->n_seq * blocks, KV_ARGS },
+        { (void **)&s->stage_block, 8 * blocks, KV_LISTS },
+        { (void **)&s->packed, packed_bytes(p, resident), KV_WORK },
         { (void **)&s->ema, 2 * index, KV_WORK },
         { (void **)&s->slot_of, 2 * index, KV_MAP },
         { (void **)&s->chunk_of, 4 * lanes * slots, KV_MAP },
@@ -114,7 +121,7 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         { (void **)&t->list[1].number, 4 * packed * late, KV_LISTS },
         { (void **)&t->list[1].src, 8 * late, KV_LISTS },
         { (void **)&t->list[1].dst, 8 * late, KV_LISTS },
-        { (void **)&t->pack, 3 * 8 * (uint64_t)p->n_kv_head, KV_LISTS },
+        { (void **)&t->pack, packed * 3 * 8 * p->n_kv_head * (resident ? 1 : blocks), KV_LISTS },
     };
 
     memset(bytes, 0, KV_N_REGION * sizeof(*bytes));

@@ -52,21 +52,28 @@ uint64_t kv_list_down(const kv_store *s, const kv_copies *list, uint32_t seq, ui
 kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
                         uint32_t end, const uint64_t *layer_at, kvd_err *err)
 {
-    uint64_t n = 0;
+    const uint64_t lane = s->block_chunks * s->packed_bytes;
+    uint64_t       n    = 0;
 
+    KVD_TRY(kv_wait_lists(s, st, err));
     if (s->record.type == KVD_RECORD_RAW) {
-        KVD_TRY(kv_wait_lists(s, st, err));
         for (uint32_t b = first; b < end; b++)
             n = kv_list_down(s, &s->step.list[KV_COPIES], seq, layer, b, layer_at[b],
                              s->layout.head_stride, s->layout.record_bytes, n);
         return copy_records(s, st, s->pool.ptr, s->host.ptr, s->packed_bytes, n, err);
     }
-    for (uint32_t b = first; b < end; b++) {
-        KVD_TRY(kv_wait_lists(s, st, err));
-        KVD_TRY(kv_pack_layer(s, st, seq, layer, b, layer_at[b], err));
-        n = kv_list_down(s, &s->step.list[KV_COPIES], seq, layer, b, 0,
-                         s->block_chunks * s->packed_bytes, s->packed_bytes, 0);
-        KVD_TRY(copy_records(s, st, s->packed, s->host.ptr, s->packed_bytes, n, err));
+    for (uint32_t b = first; b < end; b += KV_PACK_BLOCKS) {
+        const uint32_t  m    = end - b < KV_PACK_BLOCKS ? end - b : KV_PACK_BLOCKS;
+        const kv_copies list = { .src = s->step.list[KV_COPIES].src + n,
+                                 .dst = s->step.list[KV_COPIES].dst + n };
+        uint64_t        k    = 0;
+
+        KVD_TRY(kv_pack_layer(s, st, seq, layer, b, m, layer_at + b, b - first, err));
+        for (uint32_t i = 0; i < m; i++)
+            k = kv_list_down(s, &list, seq, layer, b + i, i * s->params.n_kv_head * lane, lane,
+                             s->packed_bytes, k);
+        KVD_TRY(kv_copy_listed(s, st, &list, s->packed, s->host.ptr, s->packed_bytes, k, err));
+        n += k;
     }
     return KVD_OK;
 }

@@ -14,7 +14,6 @@ enum {
     N_CHUNK = 192, /* 3 blocks of 64 */
     N_SLOT  = 96,
     N_CALL  = 3,
-    DIM     = 32,
     N_HOST  = N_LANE * N_CHUNK,
     N_PLACE = 2048, /* half of them for each queue: more than a call misses */
     N_ALL   = N_CALL * N_LANE * N_SLOT
@@ -90,13 +89,13 @@ static void fill_lane(misses *m, uint32_t at, uint32_t n_miss, uint32_t n_urgent
     m->change[at] = (kvd_window_result){ .n_miss = n_miss, .n_urgent = n_urgent };
 }
 
-static void misses_open(misses *m, kvd_record_type type)
+static void misses_open(misses *m, kvd_record_type type, uint32_t dim)
 {
     uint64_t *at, *iblock;
 
     memset(m, 0, sizeof(*m));
     m->format = (kvd_record_format){
-        .type = type, .raw = KVD_DTYPE_BF16, .chunk_tokens = 4, .block_tokens = 256, .head_dim = DIM
+        .type = type, .raw = KVD_DTYPE_BF16, .chunk_tokens = 4, .block_tokens = 256, .head_dim = dim
     };
     m->pool_bytes   = N_LANE * (N_SLOT + 2) * kvd_record_raw_bytes(&m->format);
     m->param_stride = kvd_record_param_bytes(&m->format);
@@ -186,7 +185,7 @@ static void fetch(misses *m, bool dev, uint32_t call, bool urgent, uint32_t n_pl
                                         .change       = m->change,
                                         .kv           = { .type         = KVD_DTYPE_BF16,
                                                           .n_kv_head    = N_KV,
-                                                          .head_dim     = DIM,
+                                                          .head_dim     = m->format.head_dim,
                                                           .chunk_tokens = 4,
                                                           .block_tokens = 256,
                                                           .record_bytes = raw,
@@ -300,11 +299,12 @@ static void one_call(misses *m, uint32_t call, uint32_t n_place)
 static void test_served(void **state)
 {
     static const uint32_t place[] = { N_PLACE / 2, 33, 7, 1 };
+    static const uint32_t dim[]   = { 32, 24, 128 };
     misses                m;
 
     (void)state;
-    for (uint32_t type = KVD_RECORD_RAW; type <= KVD_RECORD_INT4; type++) {
-        misses_open(&m, (kvd_record_type)type);
+    for (uint32_t i = 0; i < 3 * KVD_COUNTOF(dim); i++) {
+        misses_open(&m, (kvd_record_type)(i % 3), dim[i / 3]);
         for (uint32_t k = 0; k < KVD_COUNTOF(place); k++) {
             side_reset(&m, &m.dev);
             side_reset(&m, &m.ref);
@@ -321,7 +321,7 @@ static void test_unanswered(void **state)
     misses m;
 
     (void)state;
-    misses_open(&m, KVD_RECORD_RAW);
+    misses_open(&m, KVD_RECORD_RAW, 32);
     for (uint32_t k = 0; k < 2; k++) {
         uint64_t t0;
 

@@ -6,8 +6,9 @@
  *   once_kernel   (cuda_gemv_once.cuh) one token by unquantised weights
  *   mma_kernel    (cuda_gemv_mma.cuh) two or more tokens by unquantised weights: tensor cores
  *   tile_kernel   (cuda_gemv_tile.cuh) quantised weights: tensor cores, in integers
+ *   one_kernel    (cuda_gemv_one.cuh) the same for one token, from compute capability 9.0 on
  *
- * The last three ask for their first weights before they wait for the kernel ahead, so that memory
+ * The last four ask for their first weights before they wait for the kernel ahead, so that memory
  * is busy while that ends.  Each makes sums in an order that depends on shapes alone, so a token
  * has the same bits whatever other tokens the same kernel has. */
 #ifndef KVD_CUDA_GEMV_CUH
@@ -19,17 +20,30 @@
 #define GEMV_THREADS 256u
 #define GEMV_WARPS   (GEMV_THREADS / 32)
 #define GEMV_TOKENS  8u
+#define GEMV_UNIT    256u /* columns that share a scale of activations */
+
+#define GEMV_OWN_COLS 16384u /* whose integers a block makes, at most */
+
+/* Of a unit of a token's activations in integers: what they stand for, and sums of each 32. */
+typedef struct gemv_scale {
+    float   scale;
+    int32_t unused[3], sum[8];
+} gemv_scale;
 
 /* Outputs of one type in one launch; rows are counted through all of them. */
 typedef struct gemv_args {
     uint32_t       n_token, n_col, n_out, n_row;
     bool           aligned; /* rows of weights: see cuda_dq_aligned() */
     bool           wide;    /* rows begin on 16 bytes, and are so long */
+    bool           x_wide;  /* so do rows of x */
     bool           swiglu;  /* of two outputs: see kvd_matmul_args */
+    bool           ints;    /* activations are taken in integers (cuda_gemv_ints.cuh) */
     uint64_t       x_stride;
     const float   *x;
-    const uint4   *xq; /* x in integers: see cuda_gemv_tile.cuh; NULL: not wanted */
-    const float2  *xd;
+    const float   *norm; /* of what becomes integers: weights, or NULL */
+    float          norm_eps;
+    uint4         *xq; /* the integers; NULL: the product makes them, of one token */
+    gemv_scale    *xd; /* [unit][8 tokens] */
     kvd_matmul_out out[KVD_MATMUL_OUT_MAX];
 } gemv_args;
 
@@ -49,14 +63,22 @@ static __device__ __forceinline__ const kvd_matmul_out *gemv_out(const gemv_args
     return &a.out[i];
 }
 
+/* before: what the output was, if it is added to. */
 static __device__ __forceinline__ void gemv_put(const gemv_args &a, uint32_t row, uint32_t token,
-                                                float s)
+                                                float s, float before)
 {
     const kvd_matmul_out *o = gemv_out(a, &row);
     float                *y = o->y + token * o->y_stride + row;
     const float           b = o->bias ? o->bias[row] : 0.0f;
 
-    *y = o->add ? *y + (s + b) : s + b;
+    *y = o->add ? before + (s + b) : s + b;
+}
+static __device__ __forceinline__ float gemv_before(const gemv_args &a, uint32_t row,
+                                                    uint32_t token)
+{
+    const kvd_matmul_out *o = gemv_out(a, &row);
+
+    return o->add ? o->y[token * o->y_stride + row] : 0.0f;
 }
 
 /* Row of both outputs of a swiglu. */
@@ -70,15 +92,17 @@ static __device__ __forceinline__ void gemv_put_swiglu(const gemv_args &a, uint3
     o[0].y[token * o[0].y_stride + row] = gate / (1.0f + expf(-gate)) * up;
 }
 
-/* Row i of a block's ROWS: of a swiglu the second half goes with the first, row by row. */
+/* Row i of block number `block` of ROWS: of a swiglu the second half goes with the first, row by
+ * row. */
 template <uint32_t ROWS>
-static __device__ __forceinline__ uint32_t gemv_block_row(const gemv_args &a, uint32_t i)
+static __device__ __forceinline__ uint32_t gemv_block_row(const gemv_args &a, uint32_t block,
+                                                          uint32_t i)
 {
     constexpr uint32_t PAIRS = ROWS > 1 ? ROWS / 2 : 1;
-    const uint32_t     half = a.n_row / 2, row = blockIdx.x * PAIRS + i % PAIRS;
+    const uint32_t     half = a.n_row / 2, row = block * PAIRS + i % PAIRS;
 
     if (!a.swiglu)
-        return blockIdx.x * ROWS + i;
+        return block * ROWS + i;
     return min(row, half - 1) + (i < PAIRS ? 0 : half);
 }
 
@@ -103,23 +127,44 @@ static __device__ __forceinline__ float gemv_total(const float (*part)[ROWS][GEM
     return s;
 }
 
+/* The thread's output of a block, which has at most as many; false: it has none. */
+template <uint32_t ROWS>
+static __device__ __forceinline__ bool gemv_mine(const gemv_args &a, uint32_t block, uint32_t *row,
+                                                 uint32_t *token)
+{
+    const uint32_t rows = a.swiglu ? ROWS / 2 : ROWS, at = threadIdx.x / GEMV_TOKENS;
+
+    static_assert(ROWS * GEMV_TOKENS <= GEMV_THREADS, "an output a thread");
+    *row   = block * rows + at;
+    *token = threadIdx.x % GEMV_TOKENS;
+    return at < rows && *row < (a.swiglu ? a.n_row / 2 : a.n_row) && *token < a.n_token;
+}
+
+/* What is added to, asked for long before it is needed. */
+template <uint32_t ROWS>
+static __device__ __forceinline__ float gemv_ahead(const gemv_args &a, uint32_t block)
+{
+    uint32_t row, token;
+
+    return !a.swiglu && gemv_mine<ROWS>(a, block, &row, &token) ? gemv_before(a, row, token) : 0.0f;
+}
+
 /* Sums of a block's warps, in their order. */
 template <uint32_t ROWS>
-static __device__ __forceinline__ void gemv_finish(const gemv_args &a,
-                                                   const float (*part)[ROWS][GEMV_TOKENS])
+static __device__ __forceinline__ void gemv_finish(const gemv_args &a, uint32_t block,
+                                                   const float (*part)[ROWS][GEMV_TOKENS],
+                                                   float before)
 {
-    for (uint32_t i = threadIdx.x; i < ROWS * GEMV_TOKENS; i += GEMV_THREADS) {
-        const uint32_t at = i / GEMV_TOKENS, token = i % GEMV_TOKENS;
-        const uint32_t row = blockIdx.x * (a.swiglu ? ROWS / 2 : ROWS) + at;
+    const uint32_t at = threadIdx.x / GEMV_TOKENS;
+    uint32_t       row, token;
 
-        if (token >= a.n_token)
-            continue;
-        if (!a.swiglu && row < a.n_row)
-            gemv_put(a, row, token, gemv_total<ROWS>(part, at, token));
-        if (a.swiglu && at < ROWS / 2 && row < a.n_row / 2)
-            gemv_put_swiglu(a, row, token, gemv_total<ROWS>(part, at, token),
-                            gemv_total<ROWS>(part, at + ROWS / 2, token));
-    }
+    if (!gemv_mine<ROWS>(a, block, &row, &token))
+        return;
+    if (a.swiglu)
+        gemv_put_swiglu(a, row, token, gemv_total<ROWS>(part, at, token),
+                        gemv_total<ROWS>(part, at + ROWS / 2, token));
+    else
+        gemv_put(a, row, token, gemv_total<ROWS>(part, at, token), before);
 }
 
 /* How many blocks of ROWS rows a launch has. */
@@ -178,7 +223,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
         const float s = cuda_warp_sum(sum[t]);
 
         if (lane == 0 && row < a.n_row && t < a.n_token)
-            gemv_put(a, row, t, s);
+            gemv_put(a, row, t, s, gemv_before(a, row, t));
     }
 }
 
@@ -186,6 +231,14 @@ template <kvd_dtype T, bool A>
 static inline void gemv_launch(const cuda_backend *be, const gemv_args &a, cudaStream_t s)
 {
     cuda_launch(be, gemv_kernel<T, A>, cuda_div_up(a.n_row, GEMV_WARPS), GEMV_THREADS, 0, s, a);
+}
+
+/* Whether a product by quantised weights is that of one token, which makes its integers itself
+ * (cuda_gemv_one.cuh).  Its sums have another order than those of several tokens. */
+static inline bool gemv_own_ints(const cuda_backend *be, const gemv_args &a)
+{
+    return a.n_token == 1 && be->cc >= 90 && !be->deterministic && a.wide &&
+           a.n_col <= GEMV_OWN_COLS;
 }
 
 /* One function per group of types, so that they compile side by side: cuda_gemv_*.cu. */

@@ -134,7 +134,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS, 2)
 
 #pragma unroll
     for (uint32_t i = 0; i < 2 * TILES; i++)
-        row[i] = gemv_row(a, gemv_block_row<ROWS>(a, 8 * i + g));
+        row[i] = gemv_row(a, gemv_block_row<ROWS>(a, blockIdx.x, 8 * i + g));
     uint32_t e = warp * U * STEP + lane % 4 * E;
 #pragma unroll
     for (uint32_t i = 0; i < U * 2 * TILES; i++)
@@ -142,7 +142,8 @@ static __global__ void __launch_bounds__(GEMV_THREADS, 2)
             mma_load(row[i % (2 * TILES)], e + i / (2 * TILES) * STEP, 16 / E, a.n_col);
     cuda_pdl_go();
     cuda_pdl_wait();
-    const float *x = a.x + min(g, a.n_token - 1) * a.x_stride;
+    const float *x      = a.x + min(g, a.n_token - 1) * a.x_stride;
+    const float  before = gemv_ahead<ROWS>(a, blockIdx.x);
     for (uint32_t at = warp * U * STEP; at < a.n_col; at += NEXT) {
 #pragma unroll
         for (uint32_t u = 0; u < U; u++)
@@ -159,7 +160,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS, 2)
         *(float2 *)&part[warp][16 * i + 8 + g][lane % 4 * 2] = make_float2(d[i][2], d[i][3]);
     }
     __syncthreads();
-    gemv_finish<ROWS>(a, part);
+    gemv_finish<ROWS>(a, blockIdx.x, part, before);
 }
 
 template <kvd_dtype T, uint32_t TILES>

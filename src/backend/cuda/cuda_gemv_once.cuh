@@ -46,7 +46,7 @@ static __device__ __forceinline__ void once_finish(const gemv_args &a, float s)
     }
     const uint32_t row = blockIdx.x * (a.swiglu ? ROWS / 2 : ROWS) + i;
     if (!a.swiglu && row < a.n_row)
-        gemv_put(a, row, 0, total);
+        gemv_put(a, row, 0, total, gemv_before(a, row, 0));
     else if (a.swiglu && row < a.n_row / 2)
         gemv_put_swiglu(a, row, 0, total, up);
 }
@@ -59,7 +59,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
     constexpr uint32_t E = T == KVD_DTYPE_F32 ? 4 : 8, SIZE = 16 / E, STEP = 32 * E * S;
     const uint32_t     warp  = threadIdx.x / 32;
     const uint32_t     begin = (warp % S * 32 + threadIdx.x % 32) * E;
-    const uint8_t     *row   = gemv_row(a, gemv_block_row<GEMV_WARPS / S>(a, warp / S));
+    const uint8_t     *row   = gemv_row(a, gemv_block_row<GEMV_WARPS / S>(a, blockIdx.x, warp / S));
     uint4              w[LOADS];
     float              sum[2] = {};
 

@@ -9,21 +9,22 @@
  *
  * Scratch: activations in integers | work space of the library | activations in bf16 | a tile of
  * weights in bf16. */
-#include "backend/cuda/cuda_gemv.cuh"
+#include "backend/cuda/cuda_gemv_ints.cuh"
 
 #define MM_WORK_BYTES (32ull << 20)
 #define MM_TILE_BYTES (128ull << 20) /* of weights; at least MM_TILE_ROWS rows */
 #define MM_TILE_ROWS  256u
 #define MM_PAD        8u /* elements: rows of bf16 begin on 16 bytes */
 
-/* Of up to 8 tokens in integers; of those, what is not scales. */
+/* Of up to 8 tokens in integers (cuda_gemv_ints.cuh); of those, what is not scales. */
 static uint64_t mm_int_planes(uint32_t n_token, uint32_t n_col)
 {
     return (uint64_t)cuda_div_up(n_col, 32) * n_token * 64;
 }
 static uint64_t mm_int_bytes(uint32_t n_col)
 {
-    const uint64_t scales = (uint64_t)cuda_div_up(n_col, 32) * GEMV_TOKENS * sizeof(float2);
+    const uint64_t scales =
+        (uint64_t)cuda_div_up(n_col, GEMV_UNIT) * GEMV_TOKENS * sizeof(gemv_scale);
 
     return kvd_align_up(mm_int_planes(GEMV_TOKENS, n_col) + scales, 256);
 }
@@ -57,104 +58,71 @@ uint64_t cuda_matmul_scratch_bytes(const cuda_backend *be, const kvd_backend_lim
 
 /* ---- few tokens ----------------------------------------------------------------------- */
 
-#define MM_INT_MAX (127 * 256) /* so that both bytes are signed ones */
-
+#define MM_INT_WARPS    4u
 #define MM_NORM_THREADS 1024u
-#define MM_NORM_OWN     8u /* columns of a thread */
-#define MM_NORM_COLS    (MM_NORM_THREADS * MM_NORM_OWN)
+#define MM_NORM_COLS    (MM_NORM_THREADS / 32 * GEMV_UNIT)
 
-/* Where integers go.  Lanes take the scales of two tokens at once, so an even number has them. */
-struct mm_int_dst {
-    uint32_t n_token;
-    int8_t  *xq;
-    float2  *xd;
-};
-
-/* A warp 32 columns of a token, one a lane: the largest becomes MM_INT_MAX. */
-static __device__ __forceinline__ void mm_int_store(const mm_int_dst &to, uint32_t block,
-                                                    uint32_t token, float v)
+/* g's tokens to its xq and xd, a warp a unit of one. */
+static __device__ __forceinline__ void mm_int_store(const gemv_args &g, uint32_t unit,
+                                                    uint32_t token, const float v[8])
 {
-    const uint32_t lane  = threadIdx.x % 32;
-    const float    max   = cuda_warp_max(fabsf(v));
-    const int      i     = __float2int_rn(max > 0.0f ? v * (MM_INT_MAX / max) : 0.0f);
-    const int      sum   = __reduce_add_sync(0xffffffffu, i);
-    const int      h     = (i + 128) >> 8;
-    const float    scale = max / MM_INT_MAX;
+    const uint32_t lane = threadIdx.x % 32, block = unit * (GEMV_UNIT / 32) + lane / 4;
+    const uint4    q = ints_make(v, g.xd + (uint64_t)unit * GEMV_TOKENS + token);
 
-    if (lane == 0)
-        to.xd[block * GEMV_TOKENS + token] = make_float2(scale, scale * (float)sum);
-    if (token >= to.n_token)
-        return;
-    int8_t *p = to.xq + ((uint64_t)block * to.n_token + token) * 64 + lane / 4 % 4 * 16 +
-                lane / 16 * 4 + lane % 4;
-    p[0] = (int8_t)h;
-    p[8] = (int8_t)(i - 256 * h);
+    if (block * 32 < g.n_col)
+        g.xq[((uint64_t)block * g.n_token + token) * 4 + lane % 4] = q;
 }
 
-static __global__ void mm_int_kernel(const float *x, uint64_t x_stride, uint32_t n_col,
-                                     const mm_int_dst to)
+static __global__ void __launch_bounds__(32 * MM_INT_WARPS)
+    mm_int_kernel(const __grid_constant__ gemv_args g)
 {
-    const uint32_t token = blockIdx.y, e = blockIdx.x * blockDim.x + threadIdx.x;
+    const uint32_t unit = blockIdx.x * MM_INT_WARPS + threadIdx.x / 32, token = blockIdx.y;
+    float          v[8];
 
     cuda_pdl_go();
     cuda_pdl_wait();
-    if (e < n_col)
-        mm_int_store(to, e / 32, token, token < to.n_token ? x[token * x_stride + e] : 0.0f);
+    if (unit * GEMV_UNIT >= g.n_col)
+        return;
+    ints_load(g.x + token * g.x_stride, g.x_wide, g.n_col, unit, v);
+    mm_int_store(g, unit, token, v);
 }
 
 /* A block a token, of at most MM_NORM_COLS columns: normalised first, as by cuda_rms_norm(). */
 static __global__ void __launch_bounds__(MM_NORM_THREADS)
-    mm_int_norm_kernel(const float *x, uint64_t x_stride, uint32_t n_col, const float *norm,
-                       float eps, const mm_int_dst to)
+    mm_int_norm_kernel(const __grid_constant__ gemv_args g)
 {
     __shared__ float part[MM_NORM_THREADS / 32];
-    const uint32_t   token = blockIdx.x, lane = threadIdx.x % 32;
-    float            own[MM_NORM_OWN], w[MM_NORM_OWN], sum = 0.0f;
+    const uint32_t   unit = threadIdx.x / 32, token = blockIdx.x;
+    float            v[8], w[8];
 
     cuda_pdl_go();
-#pragma unroll
-    for (uint32_t i = 0; i < MM_NORM_OWN; i++) {
-        const uint32_t e = threadIdx.x + i * MM_NORM_THREADS;
-        w[i]             = e < n_col ? norm[e] : 0.0f;
-    }
+    ints_load(g.norm, false, g.n_col, unit, w);
     cuda_pdl_wait();
-#pragma unroll
-    for (uint32_t i = 0; i < MM_NORM_OWN; i++) {
-        const uint32_t e = threadIdx.x + i * MM_NORM_THREADS;
-        own[i]           = token < to.n_token && e < n_col ? x[token * x_stride + e] : 0.0f;
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < MM_NORM_OWN; i++)
-        sum += own[i] * own[i];
-    sum = cuda_warp_sum(sum);
-    if (lane == 0)
-        part[threadIdx.x / 32] = sum;
+    ints_load(g.x + token * g.x_stride, g.x_wide, g.n_col, unit, v);
+    const float square = ints_square(v);
+    if (threadIdx.x % 32 == 0)
+        part[unit] = square;
     __syncthreads();
-    const float scale = rsqrtf(cuda_warp_sum(part[lane]) / (float)n_col + eps);
+    const float scale = ints_norm(part, blockDim.x / 32, g.n_col, g.norm_eps);
 #pragma unroll
-    for (uint32_t i = 0; i < MM_NORM_OWN; i++) {
-        const uint32_t e = threadIdx.x + i * MM_NORM_THREADS;
-        if (e < n_col)
-            mm_int_store(to, e / 32, token, own[i] * scale * w[i]);
-    }
+    for (uint32_t k = 0; k < 8; k++)
+        v[k] = v[k] * scale * w[k];
+    mm_int_store(g, unit, token, v);
 }
 
 /* Fills in the integers of g's activations; quantised weights of any type use the same. */
-static void mm_ints(const cuda_backend *be, const kvd_matmul_args *a, gemv_args *g, cudaStream_t s)
+static void mm_ints(const cuda_backend *be, gemv_args *g, cudaStream_t s)
 {
-    int8_t        *p  = (int8_t *)cuda_scratch_of(be, CUDA_SCRATCH_MATMUL, mm_int_bytes(g->n_col));
-    float2        *xd = (float2 *)(p + mm_int_planes(GEMV_TOKENS, g->n_col));
-    const uint32_t even = (g->n_token + 1) / 2 * 2;
+    uint8_t       *p = (uint8_t *)cuda_scratch_of(be, CUDA_SCRATCH_MATMUL, mm_int_bytes(g->n_col));
+    const uint32_t n_unit = cuda_div_up(g->n_col, GEMV_UNIT);
 
-    g->xq = (const uint4 *)p;
-    g->xd = xd;
-    if (a->norm)
-        cuda_launch(be, mm_int_norm_kernel, even, MM_NORM_THREADS, 0, s, g->x, g->x_stride,
-                    g->n_col, a->norm, a->norm_eps, mm_int_dst{ g->n_token, p, xd });
+    g->xq = (uint4 *)p;
+    g->xd = (gemv_scale *)(p + mm_int_planes(GEMV_TOKENS, g->n_col));
+    if (g->norm)
+        cuda_launch(be, mm_int_norm_kernel, g->n_token, 32 * n_unit, 0, s, *g);
     else
-        cuda_launch(be, mm_int_kernel, dim3(cuda_div_up(g->n_col, GEMV_THREADS), even),
-                    GEMV_THREADS, 0, s, g->x, g->x_stride, g->n_col,
-                    mm_int_dst{ g->n_token, p, xd });
+        cuda_launch(be, mm_int_kernel, dim3(cuda_div_up(n_unit, MM_INT_WARPS), g->n_token),
+                    32 * MM_INT_WARPS, 0, s, *g);
 }
 
 static bool mm_is_float(kvd_dtype type)
@@ -216,16 +184,26 @@ static kvd_status mm_gemv(const cuda_backend *be, const kvd_matmul_args *a, uint
     all.n_col    = a->n_col;
     all.x_stride = a->x_stride;
     all.x        = a->x + first * a->x_stride;
+    all.x_wide   = (uintptr_t)all.x % 16 == 0 && all.x_stride % 4 == 0;
+    all.norm     = a->norm;
+    all.norm_eps = a->norm_eps;
     all.swiglu   = a->swiglu;
     for (uint32_t i = 0; i < a->n_out; i++) {
+        gemv_args g;
+
         if (done[i])
             continue;
-        if (!be->precise && !all.xq && !mm_is_float(a->out[i].w.type))
-            mm_ints(be, a, &all, s);
-        gemv_args g = all;
+        g = all;
         mm_gather(a, first, i, done, &g);
-        if (g.n_row)
-            KVD_TRY(mm_gemv_type(be, g, s, err));
+        if (g.n_row == 0)
+            continue;
+        g.ints = !be->precise && !mm_is_float(g.out[0].w.type);
+        if (g.ints && !all.xq && !gemv_own_ints(be, g)) {
+            mm_ints(be, &all, s);
+            g.xq = all.xq;
+            g.xd = all.xd;
+        }
+        KVD_TRY(mm_gemv_type(be, g, s, err));
     }
     return KVD_OK;
 }

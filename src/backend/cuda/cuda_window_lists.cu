@@ -136,37 +136,129 @@ kvd_status cuda_window_post(kvd_stream *st, const kvd_window_post_args *a, kvd_e
 
 /* ---- fetch ------------------------------------------------------------------------- */
 
-/* Host record number `record` of a lane's chunk to its slot. */
-static __device__ void fetch_record(const kvd_window_fetch_args &a, const record_shape &s,
-                                    const kvd_window_place &p, uint32_t head, uint32_t chunk,
-                                    uint32_t slot, uint32_t record, uint8_t *packed)
+/* Host record number `record` of a lane's chunk, and its slot. */
+static __device__ __forceinline__ unpack_place fetch_place(const kvd_window_fetch_args &a,
+                                                           const record_shape &s, uint32_t at,
+                                                           uint32_t chunk, uint32_t slot,
+                                                           uint32_t record)
 {
-    const uint32_t per   = a.kv.block_tokens / a.kv.chunk_tokens;
-    const uint64_t bytes = a.format.type == KVD_RECORD_RAW ? a.kv.record_bytes : s.packed;
-    const uint8_t *src   = (const uint8_t *)a.host + record * bytes;
-    uint8_t       *dst = (uint8_t *)a.kv.pool + p.at[head] + a.slot_off + slot * a.kv.record_bytes;
+    const kvd_window_place &w     = a.place[at / a.n_kv_head];
+    const uint32_t          head  = at % a.n_kv_head;
+    const bool              raw   = a.format.type == KVD_RECORD_RAW;
+    const uint32_t          per   = a.kv.block_tokens / a.kv.chunk_tokens;
+    const uint64_t          bytes = raw ? a.kv.record_bytes : s.packed;
+    unpack_place            p;
 
-    if (a.format.type == KVD_RECORD_RAW)
-        copy_record(src, dst, bytes);
-    else
-        unpack_record(s, chunk % per, src,
-                      (const uint8_t *)a.param + p.iblock[chunk / per] + a.param_off +
-                          head * a.param_stride,
-                      dst, packed);
+    p.src   = (const uint8_t *)a.host + record * bytes;
+    p.dst   = (uint8_t *)a.kv.pool + w.at[head] + a.slot_off + slot * a.kv.record_bytes;
+    p.chunk = chunk % per;
+    p.param = raw ? NULL
+                  : (const uint8_t *)a.param + w.iblock[chunk / per] + a.param_off +
+                        head * a.param_stride;
+    return p;
 }
 
-/* Number i of a lane's misses, unless it is below the host tier. */
-static __device__ void fetch_miss(const kvd_window_fetch_args &a, const record_shape &s,
-                                  uint32_t at, uint32_t i, uint8_t *packed)
+/* Number i of a lane's misses; false: it is below the host tier. */
+static __device__ __forceinline__ bool fetch_find(const kvd_window_fetch_args &a,
+                                                  const record_shape &s, uint32_t at, uint32_t i,
+                                                  unpack_place *p)
 {
-    const kvd_window_seq   &q      = a.seq[at / a.n_kv_head];
-    const kvd_window_place &p      = a.place[at / a.n_kv_head];
-    const uint32_t          head   = at % a.n_kv_head;
-    const uint32_t          chunk  = q.fetch[head * a.sel_stride + i];
-    const uint32_t          record = p.host_of[head * a.lane_stride + chunk];
+    const kvd_window_seq &q      = a.seq[at / a.n_kv_head];
+    const uint32_t        head   = at % a.n_kv_head;
+    const uint32_t        chunk  = q.fetch[head * a.sel_stride + i];
+    const uint32_t        slot   = q.into[head * a.sel_stride + i];
+    const uint32_t        record = a.place[at / a.n_kv_head].host_of[head * a.lane_stride + chunk];
 
-    if (record != KVD_HOST_NONE)
-        fetch_record(a, s, p, head, chunk, q.into[head * a.sel_stride + i], record, packed);
+    if (record == KVD_HOST_NONE)
+        return false;
+    *p = fetch_place(a, s, at, chunk, slot, record);
+    return true;
+}
+
+static __device__ __forceinline__ unpack_place fetch_of(const unpack_place &p, int lane)
+{
+    unpack_place q;
+
+    q.src   = (const uint8_t *)__shfl_sync(ALL_LANES, (unsigned long long)p.src, lane);
+    q.param = (const uint8_t *)__shfl_sync(ALL_LANES, (unsigned long long)p.param, lane);
+    q.dst   = (uint8_t *)__shfl_sync(ALL_LANES, (unsigned long long)p.dst, lane);
+    q.chunk = __shfl_sync(ALL_LANES, p.chunk, lane);
+    return q;
+}
+
+static __device__ __forceinline__ void fetch_record(const kvd_window_fetch_args &a,
+                                                    const record_shape &s, const unpack_place &p,
+                                                    uint8_t *packed)
+{
+    if (a.format.type == KVD_RECORD_RAW)
+        copy_record(p.src, p.dst, a.kv.record_bytes);
+    else
+        unpack_place_one(s, p, packed);
+}
+
+/* One warp: the records that its lanes have found. */
+static __device__ __forceinline__ void fetch_found(const kvd_window_fetch_args &a,
+                                                   const record_shape &s, const unpack_place &mine,
+                                                   bool found, uint8_t *packed)
+{
+    uint32_t left = __ballot_sync(ALL_LANES, found);
+
+    while (left) {
+        const unpack_place p = fetch_of(mine, __ffs((int)left) - 1);
+
+        left &= left - 1;
+        if (a.format.type == KVD_RECORD_RAW || left == 0) {
+            fetch_record(a, s, p, packed);
+            continue;
+        }
+        unpack_place_two(s, p, fetch_of(mine, __ffs((int)left) - 1), packed);
+        left &= left - 1;
+    }
+}
+
+/* How many of n numbers that never fall, one a lane, are at most i; at most 31. */
+static __device__ __forceinline__ uint32_t fetch_below(uint32_t end, uint32_t i)
+{
+    uint32_t k = 0;
+
+#pragma unroll
+    for (uint32_t d = WARP / 2; d > 0; d /= 2)
+        k += __shfl_sync(ALL_LANES, end, (int)(k + d - 1)) <= i ? d : 0;
+    return k;
+}
+
+/* The misses of up to 32 lanes from `first` on, one behind the other, go round the warps; `before`
+ * of n_warp have been earlier misses' last.  Each of a warp's lanes looks for one of its misses, so
+ * that what leads to them is waited for once.  Returns what is before the next. */
+static __device__ uint32_t fetch_lanes(const kvd_window_fetch_args &a, const record_shape &s,
+                                       uint32_t first, uint32_t before, uint8_t *packed)
+{
+    const uint32_t lane = threadIdx.x % WARP, n_warp = gridDim.x * (blockDim.x / WARP);
+    const uint32_t warp = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    uint32_t       from = 0, n = 0, end, total;
+
+    if (first + lane < a.n_seq * a.n_kv_head) {
+        const kvd_window_result r = a.change[first + lane];
+
+        from = a.urgent ? 0 : r.n_urgent;
+        n    = (a.urgent ? r.n_urgent : r.n_miss) - from;
+    }
+    end = n;
+    for (uint32_t d = 1; d < WARP; d *= 2) {
+        const uint32_t y = __shfl_up_sync(ALL_LANES, end, d);
+        end += lane >= d ? y : 0;
+    }
+    total = __shfl_sync(ALL_LANES, end, WARP - 1);
+    for (uint32_t i0 = (warp + n_warp - before) % n_warp; i0 < total; i0 += WARP * n_warp) {
+        const uint32_t i = i0 + lane * n_warp, at = fetch_below(end, i);
+        const uint32_t in =
+            i - __shfl_sync(ALL_LANES, end - n, (int)at) + __shfl_sync(ALL_LANES, from, (int)at);
+        unpack_place mine  = {};
+        const bool   found = i < total && fetch_find(a, s, first + at, in, &mine);
+
+        fetch_found(a, s, mine, found, packed);
+    }
+    return (before + total) % n_warp;
 }
 
 /* Until request i's record is there; returns how many there are then, or 0: nothing more will
@@ -206,7 +298,7 @@ static __device__ void fetch_request(const kvd_window_fetch_args &a, const recor
     const uint32_t         from = l.place[i % l.n_place];
     uint32_t               n;
 
-    fetch_record(a, s, a.place[at / a.n_kv_head], at % a.n_kv_head, r.chunk, r.slot, from, packed);
+    fetch_record(a, s, fetch_place(a, s, at, r.chunk, r.slot, from), packed);
     __threadfence(); /* before others may write there */
     __syncwarp();
     if (threadIdx.x % WARP != 0)
@@ -244,26 +336,17 @@ static __device__ void fetch_posted(const kvd_window_fetch_args &a, const record
     }
 }
 
-/* The lanes' misses, one behind the other, go round the warps. */
-static __global__ void fetch_misses(const __grid_constant__ kvd_window_fetch_args a,
-                                    const __grid_constant__ record_shape s, uint32_t each)
+static __global__ void __launch_bounds__(FETCH_THREADS)
+    fetch_misses(const __grid_constant__ kvd_window_fetch_args a,
+                 const __grid_constant__ record_shape s, uint32_t each)
 {
     extern __shared__ uint4 fetch_mem[];
     uint8_t                *packed = (uint8_t *)fetch_mem + threadIdx.x / WARP * each;
-    const uint32_t          n_warp = gridDim.x * (blockDim.x / WARP);
-    const uint32_t          warp   = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    uint32_t                before = 0; /* misses of the lanes before, modulo n_warp */
+    uint32_t                before = 0;
 
     sp_begin();
-    for (uint32_t at = 0; at < a.n_seq * a.n_kv_head; at++) {
-        const kvd_window_result r     = a.change[at];
-        const uint32_t          first = a.urgent ? 0 : r.n_urgent;
-        const uint32_t          n     = (a.urgent ? r.n_urgent : r.n_miss) - first;
-
-        for (uint32_t i = (warp + n_warp - before) % n_warp; i < n; i += n_warp)
-            fetch_miss(a, s, at, first + i, packed);
-        before = (before + n) % n_warp;
-    }
+    for (uint32_t first = 0; first < a.n_seq * a.n_kv_head; first += WARP)
+        before = fetch_lanes(a, s, first, before, packed);
     if (a.link.queue)
         fetch_posted(a, s, packed);
 }
