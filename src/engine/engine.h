@@ -204,8 +204,9 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
 kvd_status engine_fit(const kvd_model *m, const kvd_session_params *p,
                       const kvd_backend_limits *lim, kv_params *kv, kv_sizes *out, kvd_err *err);
 /* engine_buffers.c.  segment: most tokens of a prompt whose hidden states are kept between layers,
- * a multiple of n_row.  By shape alone: where a prompt is cut decides about bits. */
-uint32_t   engine_segment_tokens(uint32_t n_row, uint32_t n_ctx);
+ * a multiple of n_row.  By what device and context are, not by what is free just then: where a
+ * prompt is cut decides about bits. */
+uint32_t   engine_segment_tokens(const kvd_model *m, uint32_t n_row, uint32_t n_ctx);
 void       engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, uint32_t n_row,
                                 bool resident, uint64_t *device, uint64_t *shared);
 kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,

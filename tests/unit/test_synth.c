@@ -320,6 +320,7 @@ static void test_disk(void **state)
     kvd_model                 *m    = open_shape("bf16", "cpu");
     kvd_session               *s    = open_session(m, &a, N_SHORT + 64, 2, false);
     kvd_stats                  x    = { .struct_size = sizeof(x) };
+    uint64_t                   n_disk;
     char                       dir[256];
 
     (void)state;
@@ -339,6 +340,11 @@ static void test_disk(void **state)
         take_steps(s, want, true);
         kvd_session_get_stats(s, &x);
         assert_true(x.n_disk > 0);
+        n_disk = x.n_disk;
+        measure(s, 0.9f, false, true);
+        step(s, 2);
+        kvd_session_get_stats(s, &x);
+        assert_int_equal(x.n_disk, n_disk);
         kvd_session_close(s);
         if (i >= 2)
             split_end(m->be);
