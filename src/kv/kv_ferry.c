@@ -45,13 +45,9 @@ static uint64_t records_bytes(const kv_params *p)
     return p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) * kvd_record_raw_bytes(&f);
 }
 
-/* Of a load, in its first place. */
 static uint64_t list_bytes(const kv_params *p)
 {
-    return p->record == KVD_RECORD_RAW
-               ? 0
-               : kvd_align_up(3 * sizeof(uint64_t) * KV_DISK_SEGMENT_BLOCKS * p->n_kv_head,
-                              KVD_CACHE_LINE);
+    return kvd_align_up(3 * sizeof(uint64_t) * p->n_kv_head, KVD_CACHE_LINE);
 }
 
 static uint64_t slot_bytes(const kv_params *p)
@@ -248,18 +244,19 @@ kvd_status kv_ferry_drain(kv_store *s, bool wait, kvd_err *err)
 
 /* ---- from the device -------------------------------------------------------------------- */
 
-/* Lanes of a load's blocks, raw at pool offsets layer_at[b], as records have them below the device:
- * one op for all, so that a GPU has enough of them. */
-static kvd_status pack_blocks(kv_store *s, kvd_stream *st, const kv_ferry_unit *u, uint32_t layer,
-                              const uint64_t *layer_at, kvd_err *err)
+/* Block b of a layer, whose lanes lie raw at pool offset `at`: records as below the device, index.
+ */
+static kvd_status bring_block(kv_store *s, kvd_stream *st, uint32_t slot, uint32_t seq,
+                              uint32_t layer, uint32_t b, uint64_t at, kvd_err *err)
 {
-    const kv_ferry *f     = s->cache->ferry;
-    const uint32_t  n_h   = s->params.n_kv_head;
-    uint8_t *const  list  = (uint8_t *)f->mem.ptr + f->slot * f->slot_bytes + f->list_at;
-    uint64_t *const from  = (uint64_t *)(void *)list;
-    uint64_t *const param = from + u->n * n_h, *const to = param + u->n * n_h;
+    const kvd_backend_ops *ops = s->be->ops;
+    const kv_ferry        *f   = s->cache->ferry;
+    const uint32_t         n_h = s->params.n_kv_head;
+    const uint64_t         off = slot * f->slot_bytes, aux = s->index.head_stride;
+    uint64_t *const        from = (uint64_t *)(void *)((uint8_t *)f->mem.ptr + off + f->list_at);
+    uint64_t *const param = from + n_h, *const to = param + n_h;
     const kvd_record_pack_args a = { .format    = s->record,
-                                     .n         = u->n * n_h,
+                                     .n         = n_h,
                                      .src       = s->pool.ptr,
                                      .param     = s->landmarks.ptr,
                                      .dst       = f->mem.ptr,
@@ -267,35 +264,18 @@ static kvd_status pack_blocks(kv_store *s, kvd_stream *st, const kv_ferry_unit *
                                      .param_off = param,
                                      .dst_off   = to };
 
-    for (uint32_t i = 0; i < u->n * n_h; i++) {
-        const uint32_t k = i / n_h, h = i % n_h;
-
-        from[i]  = layer_at[u->first + k] + h * s->layout.head_stride;
-        param[i] = kv_params_of_block(s, u->seq, layer * n_h + h, u->first + k);
-        to[i] = (f->slot + k) % f->n_slot * f->slot_bytes + h * s->block_chunks * s->packed_bytes;
+    if (s->record.type == KVD_RECORD_RAW) {
+        KVD_TRY(ops->copy(st, f->mem, off, s->pool, at, n_h * s->layout.head_stride, err));
+    } else {
+        for (uint32_t h = 0; h < n_h; h++) {
+            from[h]  = at + h * s->layout.head_stride;
+            param[h] = kv_params_of_block(s, seq, layer * n_h + h, b);
+            to[h]    = off + h * s->block_chunks * s->packed_bytes;
+        }
+        KVD_TRY(ops->record_pack(st, &a, err));
     }
-    return s->be->ops->record_pack(st, &a, err);
-}
-
-static kvd_status bring_blocks(kv_store *s, kvd_stream *st, const kv_ferry_unit *u, uint32_t layer,
-                               const uint64_t *layer_at, kvd_err *err)
-{
-    const kvd_backend_ops *ops = s->be->ops;
-    const kv_ferry        *f   = s->cache->ferry;
-    const uint64_t         n_h = s->params.n_kv_head, aux = s->index.head_stride;
-
-    if (s->record.type != KVD_RECORD_RAW)
-        KVD_TRY(pack_blocks(s, st, u, layer, layer_at, err));
-    for (uint32_t i = 0; i < u->n; i++) {
-        const uint64_t off = (f->slot + i) % f->n_slot * f->slot_bytes;
-
-        if (s->record.type == KVD_RECORD_RAW)
-            KVD_TRY(ops->copy(st, f->mem, off, s->pool, layer_at[u->first + i],
-                              n_h * s->layout.head_stride, err));
-        KVD_TRY(ops->copy(st, f->mem, off + f->aux_at, s->landmarks,
-                          s->seq[u->seq].iblock[u->first + i] + layer * n_h * aux, n_h * aux, err));
-    }
-    return KVD_OK;
+    return ops->copy(st, f->mem, off + f->aux_at, s->landmarks,
+                     s->seq[seq].iblock[b] + layer * n_h * aux, n_h * aux, err);
 }
 
 static kvd_status bring_tail(kv_store *s, kvd_stream *st, uint32_t slot, uint32_t seq,
@@ -311,8 +291,9 @@ static kvd_status bring_tail(kv_store *s, kvd_stream *st, uint32_t slot, uint32_
 kvd_status kv_ferry_bring(kv_store *s, kvd_stream *st, const kv_ferry_unit *u, uint32_t layer,
                           const uint64_t *layer_at, kvd_err *err)
 {
-    kv_ferry *f = s->cache->ferry;
-    load     *l;
+    kv_ferry  *f = s->cache->ferry;
+    kvd_status rc;
+    load      *l;
 
     kvd_assert(u->n > 0 && u->n <= f->n_slot);
     while (f->n_slot - f->n_used < u->n)
@@ -325,10 +306,14 @@ kvd_status kv_ferry_bring(kv_store *s, kvd_stream *st, const kv_ferry_unit *u, u
                     .n_tail = u->n_tail,
                     .come   = l->come };
     f->st = st;
-    if (u->n_tail == 0)
-        KVD_TRY(bring_blocks(s, st, u, layer, layer_at, err));
-    for (uint32_t i = 0; u->n_tail > 0 && i < u->n; i++)
-        KVD_TRY(bring_tail(s, st, (f->slot + i) % f->n_slot, u->seq, layer, u->first + i, err));
+    for (uint32_t i = 0; i < u->n; i++) {
+        const uint32_t slot = (f->slot + i) % f->n_slot, b = u->first + i;
+
+        rc = u->n_tail ? bring_tail(s, st, slot, u->seq, layer, b, err)
+                       : bring_block(s, st, slot, u->seq, layer, b, layer_at[b], err);
+        if (rc != KVD_OK)
+            return rc;
+    }
     KVD_TRY(s->be->ops->event_record(l->come, st, err));
     f->slot = (f->slot + u->n) % f->n_slot;
     f->n_used += u->n;

@@ -27,8 +27,7 @@
 #define KV_NO_BLOCK UINT64_MAX
 #define KV_NO_HOST  KVD_HOST_NONE
 
-#define KV_PARTS_MAX   32u /* micro-batches of a step at most */
-#define KV_PACK_BLOCKS 16u /* packed by one op at most: lanes enough for a GPU */
+#define KV_PARTS_MAX 32u /* micro-batches of a step at most */
 
 typedef struct kv_seq {
     uint32_t  len;      /* committed tokens */
@@ -79,7 +78,7 @@ typedef struct kv_step {
     uint64_t          *sink;                                /* [n_seq][n_kv_head][sinks] records */
     uint64_t          *near, *urgent; /* [n_seq][n_kv_head][slots_max] records */
     kv_copies          list[2];       /* records to copy; what nobody waits for apart */
-    uint64_t *pack; /* [3][kv_pack_blocks][n_kv_head] lanes to pack: from, parameters, to */
+    uint64_t          *pack;          /* [3][n_kv_head] lanes to pack: from, parameters, to */
 } kv_step;
 
 typedef struct kv_prompt {
@@ -121,7 +120,7 @@ struct kv_store {
     kvd_record_format record; /* below the device */
     uint64_t          packed_bytes;
     uint64_t          param_off; /* in a lane's aux: behind the index parameters, then cells */
-    uint8_t          *packed;    /* kv_pack_blocks() blocks of a layer, packed */
+    uint8_t          *packed;    /* one block of a layer, packed */
     uint64_t          window_off, stage_off;
     kvd_mem           landmarks;
     kvd_mem           region[KV_N_REGION];
@@ -197,12 +196,6 @@ kvd_status kv_check_growth(const kv_store *s, uint32_t seq, uint32_t n_new, uint
                            kvd_err *err);
 /* Of failures to seal, when there are no free blocks. */
 kvd_status kv_refuse_unsealed(uint32_t seq, kvd_err *err);
-
-/* Blocks of a layer that are packed by one op: as many as do not take much beside a sequence. */
-static inline uint32_t kv_pack_blocks(const kv_params *p)
-{
-    return (uint32_t)kvd_min_u64(KV_PACK_BLOCKS, kvd_div_up(p->n_ctx, 8 * KV_BLOCK_TOKENS));
-}
 
 /* Tokens sealed at this length. */
 static inline uint32_t kv_sealed_at(const kv_params *p, uint32_t len)
@@ -359,24 +352,24 @@ static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err
 
 /* kv_pack.c.  list_up: one record that comes up, from src (in the host tier) to dst (in the pool);
  * lane counts inside the sequence; returns n + 1.  copy_up: n listed records; bring: the same from
- * other memory.  pack_layer: all lanes of a layer of n blocks from b on, kv_pack_blocks() at most,
- * which are raw at pool offsets layer_at[b], to s->packed, block by block; pack_lane: one of them
- * to dst; with their parameters.  unpack_run: n records of a block from number `chunk` on, which
- * lie packed at the end of their room in the pool (kv_packed_at()).  settle_raw: of blocks [first,
- * end) the device goes on with what the records say. */
+ * other memory.  pack_layer: all
+ * lanes of a layer of block b, which is raw at pool offset `at`, to s->packed; pack_lane: one of
+ * them to dst; with their parameters.  unpack_run: n records of a block
+ * from number `chunk` on, which lie packed at the end of their room in the pool (kv_packed_at()).
+ * settle_raw: what the device goes on with is what the records say. */
 uint64_t   kv_list_up(const kv_store *s, const kv_copies *list, uint32_t seq, uint32_t lane,
                       uint32_t chunk, uint64_t src, uint64_t dst, uint64_t n);
 kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64_t n, kvd_err *err);
 kvd_status kv_bring(kv_store *s, kvd_stream *st, const kv_copies *list, const void *from,
                     uint64_t n, kvd_err *err);
 kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
-                         uint32_t n, const uint64_t *layer_at, kvd_err *err);
+                         uint64_t at, kvd_err *err);
 kvd_status kv_pack_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t b,
                         uint64_t at, uint8_t *dst, kvd_err *err);
 kvd_status kv_unpack_run(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lane, uint32_t chunk,
                          uint32_t n, uint64_t at, kvd_err *err);
-kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
-                         uint32_t end, const uint64_t *layer_at, kvd_err *err);
+kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                         uint64_t at, kvd_err *err);
 
 /* kv_leave.c.  leave_layer: the stage is written anew behind what leaves.  leave_end: all is down.
  */

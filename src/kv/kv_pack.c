@@ -55,13 +55,12 @@ kvd_status kv_copy_up(kv_store *s, kvd_stream *st, const kv_copies *list, uint64
 }
 
 kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
-                         uint32_t n, const uint64_t *layer_at, kvd_err *err)
+                         uint64_t at, kvd_err *err)
 {
-    const uint32_t  n_h  = s->params.n_kv_head;
-    uint64_t *const from = s->step.pack, *const param = from + kv_pack_blocks(&s->params) * n_h;
-    uint64_t *const            to = param + kv_pack_blocks(&s->params) * n_h;
+    uint64_t *const from = s->step.pack, *const param = from + s->params.n_kv_head;
+    uint64_t *const            to = param + s->params.n_kv_head;
     const kvd_record_pack_args a  = { .format    = s->record,
-                                      .n         = n * n_h,
+                                      .n         = s->params.n_kv_head,
                                       .src       = s->pool.ptr,
                                       .param     = s->landmarks.ptr,
                                       .dst       = s->packed,
@@ -69,11 +68,10 @@ kvd_status kv_pack_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
                                       .param_off = param,
                                       .dst_off   = to };
 
-    kvd_assert(n <= kv_pack_blocks(&s->params));
-    for (uint32_t i = 0; i < n * n_h; i++) {
-        from[i]  = layer_at[b + i / n_h] + i % n_h * s->layout.head_stride;
-        param[i] = kv_params_of_block(s, seq, layer * n_h + i % n_h, b + i / n_h);
-        to[i]    = (uint64_t)i * s->block_chunks * s->packed_bytes;
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        from[h]  = at + h * s->layout.head_stride;
+        param[h] = kv_params_of_block(s, seq, layer * s->params.n_kv_head + h, b);
+        to[h]    = h * s->block_chunks * s->packed_bytes;
     }
     return s->be->ops->record_pack(st, &a, err);
 }
@@ -124,35 +122,23 @@ kvd_status kv_unpack_run(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lan
     return KVD_OK;
 }
 
-/* Some blocks, as many as are packed at a time. */
-static kvd_status settle_some(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
-                              uint32_t n_block, const uint64_t *layer_at, kvd_err *err)
+kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
+                         uint64_t at, kvd_err *err)
 {
-    const uint32_t n_h = s->params.n_kv_head;
-    uint64_t       n   = 0;
+    uint64_t n = 0;
 
+    if (is_raw(s))
+        return KVD_OK;
     KVD_TRY(kv_wait_lists(s, st, err));
-    KVD_TRY(kv_pack_layer(s, st, seq, layer, b, n_block, layer_at, err));
-    for (uint32_t i = 0; i < n_block * n_h; i++) {
-        const uint64_t to = layer_at[b + i / n_h] + i % n_h * s->layout.head_stride;
+    KVD_TRY(kv_pack_layer(s, st, seq, layer, b, at, err));
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        const uint64_t to = at + h * s->layout.head_stride;
 
-        for (uint32_t c = 0; c < s->block_chunks; c++)
-            n = kv_list_up(s, &s->step.list[KV_COPIES], seq, layer * n_h + i % n_h,
-                           (b + i / n_h) * s->block_chunks + c,
-                           ((uint64_t)i * s->block_chunks + c) * s->packed_bytes,
-                           to + c * s->layout.record_bytes, n);
+        for (uint32_t i = 0; i < s->block_chunks; i++)
+            n = kv_list_up(s, &s->step.list[KV_COPIES], seq, layer * s->params.n_kv_head + h,
+                           b * s->block_chunks + i,
+                           ((uint64_t)h * s->block_chunks + i) * s->packed_bytes,
+                           to + i * s->layout.record_bytes, n);
     }
     return kv_bring(s, st, &s->step.list[KV_COPIES], s->packed, n, err);
-}
-
-kvd_status kv_settle_raw(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
-                         uint32_t end, const uint64_t *layer_at, kvd_err *err)
-{
-    const uint32_t most = kv_pack_blocks(&s->params);
-
-    for (uint32_t b = first, n; b < end && !is_raw(s); b += n) {
-        n = end - b < most ? end - b : most;
-        KVD_TRY(settle_some(s, st, seq, layer, b, n, layer_at, err));
-    }
-    return KVD_OK;
 }

@@ -49,7 +49,7 @@ static uint64_t step_copies(const kv_params *p)
     return p->sparse ? (uint64_t)p->n_seq * p->n_kv_head * (p->window_tokens / p->chunk_tokens) : 0;
 }
 
-/* Where all is resident packed records are still made and unpacked, some blocks at a time. */
+/* Where all is resident packed records are still made and unpacked, a block at a time. */
 void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
                   uint64_t *bytes)
 {
@@ -59,7 +59,7 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
     const uint64_t seqs = p->sparse ? p->n_seq : 0, row = seqs * p->n_kv_head;
     const uint64_t block  = (uint64_t)p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens);
     const uint64_t packed = p->record != KVD_RECORD_RAW;
-    const uint64_t copies = resident ? packed * block * kv_pack_blocks(p) : kv_copies_max(p);
+    const uint64_t copies = resident ? packed * block : kv_copies_max(p);
     const uint64_t late   = resident ? 0 : kv_leaves_early(p) ? copies : step_copies(p);
     const uint32_t group  = p->n_head / p->n_kv_head;
     const uint64_t zone   = p->zone_tokens ? p->n_seq : 0;
@@ -72,7 +72,7 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
     } part[] = {
         { (void **)&s->lists, 16 * p->n_seq * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_ARGS },
         { (void **)&s->stage_block, 8 * kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS), KV_LISTS },
-        { (void **)&s->packed, packed * kv_pack_blocks(p) * packed_layer_bytes(p), KV_WORK },
+        { (void **)&s->packed, packed_layer_bytes(p), KV_LISTS },
         { (void **)&s->ema, 2 * index, KV_WORK },
         { (void **)&s->slot_of, 2 * index, KV_MAP },
         { (void **)&s->chunk_of, 4 * lanes * slots, KV_MAP },
@@ -114,7 +114,7 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
         { (void **)&t->list[1].number, 4 * packed * late, KV_LISTS },
         { (void **)&t->list[1].src, 8 * late, KV_LISTS },
         { (void **)&t->list[1].dst, 8 * late, KV_LISTS },
-        { (void **)&t->pack, packed * 3 * 8 * kv_pack_blocks(p) * p->n_kv_head, KV_LISTS },
+        { (void **)&t->pack, 3 * 8 * (uint64_t)p->n_kv_head, KV_LISTS },
     };
 
     memset(bytes, 0, KV_N_REGION * sizeof(*bytes));

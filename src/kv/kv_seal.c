@@ -52,9 +52,7 @@ uint64_t kv_list_down(const kv_store *s, const kv_copies *list, uint32_t seq, ui
 kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
                         uint32_t end, const uint64_t *layer_at, kvd_err *err)
 {
-    const uint64_t lane = s->block_chunks * s->packed_bytes;
-    const uint32_t most = kv_pack_blocks(&s->params);
-    uint64_t       n    = 0;
+    uint64_t n = 0;
 
     if (s->record.type == KVD_RECORD_RAW) {
         KVD_TRY(kv_wait_lists(s, st, err));
@@ -63,14 +61,11 @@ kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
                              s->layout.head_stride, s->layout.record_bytes, n);
         return copy_records(s, st, s->pool.ptr, s->host.ptr, s->packed_bytes, n, err);
     }
-    for (uint32_t b = first, some; b < end; b += some) {
-        some = end - b < most ? end - b : most;
+    for (uint32_t b = first; b < end; b++) {
         KVD_TRY(kv_wait_lists(s, st, err));
-        KVD_TRY(kv_pack_layer(s, st, seq, layer, b, some, layer_at, err));
-        n = 0;
-        for (uint32_t i = 0; i < some; i++)
-            n = kv_list_down(s, &s->step.list[KV_COPIES], seq, layer, b + i,
-                             i * s->params.n_kv_head * lane, lane, s->packed_bytes, n);
+        KVD_TRY(kv_pack_layer(s, st, seq, layer, b, layer_at[b], err));
+        n = kv_list_down(s, &s->step.list[KV_COPIES], seq, layer, b, 0,
+                         s->block_chunks * s->packed_bytes, s->packed_bytes, 0);
         KVD_TRY(copy_records(s, st, s->packed, s->host.ptr, s->packed_bytes, n, err));
     }
     return KVD_OK;
@@ -217,9 +212,8 @@ kvd_status kv_seal_layer(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t lay
     kv_cache_put_layer(s, st, seq, layer, layer_at);
     if (!s->sizes.resident && !(s->prompt.n_new > 0 && s->prompt.left == end))
         KVD_TRY(kv_move_down(s, st, seq, layer, first, end, layer_at, err));
-    if (s->sizes.resident || first == 0) /* in tiers that with the sinks */
-        KVD_TRY(kv_settle_raw(s, st, seq, layer, first, s->sizes.resident || end == 0 ? end : 1,
-                              layer_at, err));
+    for (uint32_t b = first; b < end && (s->sizes.resident || b == 0); b++)
+        KVD_TRY(kv_settle_raw(s, st, seq, layer, b, layer_at[b], err));
     if (first > 0 || end == 0 || s->sizes.resident)
         return KVD_OK;
     return kv_keep_sinks(s, st, seq, layer, layer_at[0], err);
