@@ -133,6 +133,9 @@ enum { /* columns that are numbers; names and forms are cli_bench_row.c's */
        BENCH_DEVICE_MIB,
        BENCH_HOST_MIB,
        BENCH_FILL_S,
+       BENCH_DISK_RECORDS,
+       BENCH_DISK_MB,
+       BENCH_DISK_WAIT,
        BENCH_N_NUMBER
 };
 /* One row of the table; NAN: does not apply. */

@@ -303,8 +303,11 @@ int cli_bench(const kvd_opts *o)
                         !kvd_opts_flag(o, "schedules");
     bench      b   = { .o = o, .form = kvd_opts_text(o, "output") };
     kvd_err    err = { 0 };
-    kvd_status st  = stages ? cli_bench_shape(o, &err) : cli_model_open(&b.m, o, &err);
+    kvd_status st;
 
+    if (kvd_opts_text(o, "cache-dir") && !stages) /* would keep what is measured */
+        return cli_usage("bench: --cache-dir goes with --shape and made-up rows alone");
+    st                 = stages ? cli_bench_shape(o, &err) : cli_model_open(&b.m, o, &err);
     b.info.struct_size = sizeof(b.info);
     if (st == KVD_OK && !stages)
         st = run_all(&b, &err);

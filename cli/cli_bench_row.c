@@ -9,10 +9,11 @@
 #include "cli.h"
 
 /* Options that make a case, besides those that --sweep names. */
-static const char *const settings[] = { "shape",        "shape-type", "reuse",     "attention",
-                                        "budget",       "cap",        "chunk",     "index",
-                                        "fetch",        "attend",     "kv-record", "kv-device",
-                                        "device-memory" };
+static const char *const settings[] = { "shape",         "shape-type", "reuse",     "attention",
+                                        "budget",        "cap",        "chunk",     "index",
+                                        "fetch",         "attend",     "kv-record", "kv-device",
+                                        "device-memory", "kv-host",    "schedule",  "micro-batch",
+                                        "lookup" };
 
 typedef struct column {
     const char *name; /* of CSV and JSON */
@@ -53,6 +54,9 @@ static const column columns[BENCH_N_NUMBER] = {
     [BENCH_DEVICE_MIB]   = { "kv_device_mib", NULL, 0 },
     [BENCH_HOST_MIB]     = { "kv_host_mib", NULL, 0 },
     [BENCH_FILL_S]       = { "fill_s", NULL, 2 },
+    [BENCH_DISK_RECORDS] = { "disk_records", NULL, 1 },
+    [BENCH_DISK_MB]      = { "disk_mb", NULL, 2 },
+    [BENCH_DISK_WAIT]    = { "disk_wait_ms", NULL, 3 },
 };
 
 /* Settings that the table for people shows: those that --sweep names. */

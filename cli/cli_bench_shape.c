@@ -2,8 +2,9 @@
 /* cli_bench_shape.c - kvdrive bench --shape: decode steps of a model that is only a shape, over
  * made-up q, K and V, so that hits come from real selections and windows and no file is needed.
  *
- * A case has four runs over one session:
- *   1. steps as they are: ms, tokens per second, hits; after WARM steps, in which the windows fill;
+ * A case has four runs over one session, with --brief the first alone:
+ *   1. steps as they are: ms, tokens per second, hits; after warm-up, in which the windows fill and
+ *      sizes of micro-batches are tried;
  *   2. the same without fetches, where there are any;
  *   3. one step that fills the windows anew, marked: how fast records come up when there are many;
  *   4. steps with marks around their stages. */
@@ -12,9 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "cli_bench.h"
 
 #define WARM      16u
+#define WARM_SIZE 6u /* more, for each size of micro-batches that is tried */
 #define RUNS      4u
 #define AXES_MAX  8
 #define STEPS_MAX 100000u
@@ -30,17 +32,6 @@ typedef struct sweep {
     axis  axis[AXES_MAX];
     int   n;
 } sweep;
-
-typedef struct shape_case {
-    kvd_model           *m;
-    const kvd_opts      *o;
-    kvd_session         *s;
-    kvd_attention_params attention;
-    uint32_t             context, n_seq, n_step;
-    bool                 dense;
-    double              *ms; /* [n_step] */
-    double               number[BENCH_N_NUMBER];
-} shape_case;
 
 /* ---- sweeps --------------------------------------------------------------------------- */
 
@@ -105,9 +96,9 @@ static bool sweep_next(sweep *w)
 
 static kvd_status one_step(shape_case *c, double *ms, kvd_err *err)
 {
-    int32_t   token[64] = { 0 };
-    uint32_t  seq[64];
-    uint8_t   want[64];
+    int32_t   token[BENCH_SEQS_MAX] = { 0 };
+    uint32_t  seq[BENCH_SEQS_MAX];
+    uint8_t   want[BENCH_SEQS_MAX];
     kvd_batch b = KVD_BATCH_INIT;
     uint64_t  t0;
 
@@ -152,13 +143,23 @@ static kvd_status measure(shape_case *c, bool stages, bool no_fetch, kvd_err *er
     return kvd_session_measure(c->s, &p, err);
 }
 
-static kvd_status as_they_are(shape_case *c, kvd_err *err)
+/* What the disk tier did in n steps. */
+static void take_disk(shape_case *c, const kvd_stats *a, const kvd_stats *b)
+{
+    const double n = (double)c->n_step;
+
+    c->number[BENCH_DISK_RECORDS] = (double)(b->n_disk - a->n_disk) / n;
+    c->number[BENCH_DISK_MB]      = (double)(b->disk_read_bytes - a->disk_read_bytes) * 1e-6 / n;
+    c->number[BENCH_DISK_WAIT]    = (double)(b->disk_wait_ns - a->disk_wait_ns) * 1e-6 / n;
+}
+
+kvd_status bench_case_run(shape_case *c, kvd_err *err)
 {
     kvd_stats a = { .struct_size = sizeof(a) }, b = a;
     double   *x = c->number;
 
     KVD_TRY(measure(c, false, false, err));
-    KVD_TRY(steps(c, WARM, err));
+    KVD_TRY(steps(c, c->n_warm, err));
     kvd_session_get_stats(c->s, &a);
     KVD_TRY(steps(c, c->n_step, err));
     kvd_session_get_stats(c->s, &b);
@@ -170,13 +171,15 @@ static kvd_status as_they_are(shape_case *c, kvd_err *err)
     c->dense        = b.n_sparse == a.n_sparse;
     if (b.n_selected > a.n_selected)
         x[BENCH_HITS] = 100.0 * (double)(b.n_hit - a.n_hit) / (double)(b.n_selected - a.n_selected);
+    if (c->plan.kv_spills)
+        take_disk(c, &a, &b);
     return KVD_OK;
 }
 
 static kvd_status without_fetches(shape_case *c, kvd_err *err)
 {
     KVD_TRY(measure(c, false, true, err));
-    KVD_TRY(steps(c, WARM, err));
+    KVD_TRY(steps(c, c->n_warm, err));
     KVD_TRY(steps(c, c->n_step, err));
     c->number[BENCH_OFF_MS] = c->ms[c->n_step / 2];
     return KVD_OK;
@@ -196,7 +199,7 @@ static kvd_status fill_windows(shape_case *c, kvd_err *err)
             (double)s.bytes[KVD_STAGE_FETCH] / (double)s.ns[KVD_STAGE_FETCH];
     if (kvd_opts_num(c->o, "pcie-rate") > 0.0)
         c->number[BENCH_PCIE_RATE] = kvd_opts_num(c->o, "pcie-rate");
-    return steps(c, WARM, err);
+    return steps(c, c->n_warm, err);
 }
 
 static kvd_status stage_by_stage(shape_case *c, kvd_err *err)
@@ -205,7 +208,7 @@ static kvd_status stage_by_stage(shape_case *c, kvd_err *err)
     double    *x = c->number;
 
     KVD_TRY(measure(c, true, false, err));
-    KVD_TRY(steps(c, WARM, err)); /* recorded anew in the first */
+    KVD_TRY(steps(c, c->n_warm, err)); /* recorded anew in the first */
     KVD_TRY(measure(c, true, false, err));
     KVD_TRY(steps(c, c->n_step, err));
     kvd_session_get_stages(c->s, &s);
@@ -241,23 +244,88 @@ static void conclude(shape_case *c)
 
 /* ---- a case --------------------------------------------------------------------------- */
 
-static kvd_status fill(shape_case *c, kvd_err *err)
+/* Steps in which micro-batches of 1, 2, 4 ... rows are tried. */
+static uint32_t trial_steps(const kvd_attention_params *a, uint32_t n_seq)
 {
-    const uint64_t t0 = kvd_now_ns();
+    uint32_t n = 0;
 
-    for (uint32_t q = 0; q < c->n_seq; q++)
-        KVD_TRY(kvd_seq_synthesize(c->s, q, c->context, err));
-    c->number[BENCH_FILL_S] = (double)(kvd_now_ns() - t0) * 1e-9;
+    if (a->schedule != KVD_SCHEDULE_ELASTIC || a->micro_batch != 0)
+        return 0;
+    for (uint32_t rows = 1; rows < 2 * n_seq; rows *= 2)
+        n += WARM_SIZE;
+    return n;
+}
+
+kvd_status bench_case_begin(shape_case *c, kvd_model *m, const kvd_opts *o, uint32_t context,
+                            uint32_t n_seq, kvd_err *err)
+{
+    cli_list n;
+
+    *c = (shape_case){ .m = m, .o = o, .context = context, .n_seq = n_seq };
+    KVD_TRY(cli_parse_list(o, "n-gen", &n, err));
+    if (n.x[0] == 0 || n.x[0] > STEPS_MAX || n_seq == 0 || n_seq > BENCH_SEQS_MAX || context == 0)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "--shape: expected 1 to %u steps (-n), 1 to %u sequences (-np) and a "
+                        "context (-d)",
+                        STEPS_MAX, BENCH_SEQS_MAX);
+    c->n_step = n.x[0];
+    KVD_TRY(cli_session_params(&c->params, &c->attention, o, err));
+    c->attention.min_mass = -1.0f; /* of numbers that mean nothing */
+    c->n_warm             = WARM + trial_steps(&c->attention, n_seq);
+    for (int i = 0; i < BENCH_N_NUMBER; i++)
+        c->number[i] = (double)NAN;
+    c->ms = kvd_calloc(c->n_step + c->n_warm, sizeof(*c->ms));
+    return c->ms ? KVD_OK : kvd_fail(err, KVD_E_NOMEM, 0, "no memory for %u times", c->n_step);
+}
+
+void bench_case_close(shape_case *c)
+{
+    cli_interrupt_watch(NULL);
+    kvd_session_close(c->s);
+    kvd_free(c->ms);
+    c->s  = NULL;
+    c->ms = NULL;
+}
+
+kvd_status bench_case_open(shape_case *c, uint32_t n_seq, uint32_t n_run, kvd_err *err)
+{
+    cli_interrupt_watch(NULL);
+    kvd_session_close(c->s);
+    c->s                    = NULL;
+    c->n_fill               = 0;
+    c->plan                 = (kvd_plan){ .struct_size = sizeof(c->plan) };
+    c->params.n_ctx         = c->context + n_run * (c->n_step + 2 * c->n_warm);
+    c->params.n_seq         = n_seq;
+    c->params.n_logits      = n_seq;
+    c->number[BENCH_FILL_S] = 0.0;
+    KVD_TRY(cli_session_open(&c->s, &c->plan, c->m, &c->params, &c->attention, c->o, err));
+    cli_interrupt_watch(c->s);
+    c->number[BENCH_CONTEXT]    = c->context;
+    c->number[BENCH_BATCH]      = n_seq;
+    c->number[BENCH_DEVICE_MIB] = cli_mib(c->plan.kv_device_bytes);
+    c->number[BENCH_HOST_MIB]   = cli_mib(c->plan.kv_host_bytes);
     return KVD_OK;
 }
 
-static kvd_status runs(shape_case *c, bool resident, kvd_err *err)
+kvd_status bench_case_fill(shape_case *c, uint32_t n_seq, kvd_err *err)
 {
-    KVD_TRY(fill(c, err));
-    KVD_TRY(as_they_are(c, err));
-    if (!resident && !c->dense)
+    const uint64_t t0 = kvd_now_ns();
+
+    for (; c->n_fill < n_seq; c->n_fill++)
+        KVD_TRY(kvd_seq_synthesize(c->s, c->n_fill, c->context, err));
+    c->number[BENCH_FILL_S] += (double)(kvd_now_ns() - t0) * 1e-9;
+    return KVD_OK;
+}
+
+static kvd_status runs(shape_case *c, kvd_err *err)
+{
+    KVD_TRY(bench_case_fill(c, c->n_seq, err));
+    KVD_TRY(bench_case_run(c, err));
+    if (kvd_opts_flag(c->o, "brief"))
+        return KVD_OK;
+    if (!c->plan.kv_resident && !c->dense)
         KVD_TRY(without_fetches(c, err));
-    if (!resident && !c->dense)
+    if (!c->plan.kv_resident && !c->dense)
         KVD_TRY(fill_windows(c, err));
     KVD_TRY(stage_by_stage(c, err));
     conclude(c);
@@ -267,40 +335,14 @@ static kvd_status runs(shape_case *c, bool resident, kvd_err *err)
 static kvd_status run_case(kvd_model *m, const kvd_opts *o, uint32_t context, uint32_t n_seq,
                            bool first, kvd_err *err)
 {
-    shape_case         c    = { .m = m, .o = o, .context = context, .n_seq = n_seq };
-    kvd_plan           plan = { .struct_size = sizeof(plan) };
-    kvd_session_params p;
-    cli_list           n;
-    kvd_status         st;
+    shape_case c;
+    kvd_status st = bench_case_begin(&c, m, o, context, n_seq, err);
 
-    KVD_TRY(cli_parse_list(o, "n-gen", &n, err));
-    if (n.x[0] == 0 || n.x[0] > STEPS_MAX || n_seq == 0 || n_seq > 64 || context == 0)
-        return kvd_fail(err, KVD_E_INVAL, 0,
-                        "--shape: expected 1 to %u steps (-n), 1 to 64 sequences (-np) and a "
-                        "context (-d)",
-                        STEPS_MAX);
-    c.n_step = n.x[0];
-    KVD_TRY(cli_session_params(&p, &c.attention, o, err));
-    c.attention.min_mass = -1.0f; /* of numbers that mean nothing */
-    p.n_ctx              = context + RUNS * (c.n_step + 2 * WARM);
-    p.n_seq = p.n_logits = n_seq;
-    for (int i = 0; i < BENCH_N_NUMBER; i++)
-        c.number[i] = (double)NAN;
-    c.ms = kvd_calloc(c.n_step + WARM, sizeof(*c.ms));
-    if (!c.ms)
-        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for %u times", c.n_step);
-    st = cli_session_open(&c.s, &plan, m, &p, &c.attention, o, err);
-    if (st == KVD_OK) {
-        cli_interrupt_watch(c.s);
-        c.number[BENCH_CONTEXT]    = context;
-        c.number[BENCH_BATCH]      = n_seq;
-        c.number[BENCH_DEVICE_MIB] = cli_mib(plan.kv_device_bytes);
-        c.number[BENCH_HOST_MIB]   = cli_mib(plan.kv_host_bytes);
-        st                         = runs(&c, plan.kv_resident, err);
-        cli_interrupt_watch(NULL);
-    }
-    kvd_session_close(c.s);
-    kvd_free(c.ms);
+    if (st == KVD_OK)
+        st = bench_case_open(&c, n_seq, RUNS, err);
+    if (st == KVD_OK)
+        st = runs(&c, err);
+    bench_case_close(&c);
     if (st == KVD_OK)
         cli_bench_row(kvd_opts_text(o, "output"), first, o, c.number);
     return st;
@@ -309,8 +351,13 @@ static kvd_status run_case(kvd_model *m, const kvd_opts *o, uint32_t context, ui
 /* What a model is opened by, in words: another one means that it is opened anew. */
 static void model_key(const kvd_opts *o, char *key, size_t cap)
 {
-    snprintf(key, cap, "%s %s %s", kvd_opts_text(o, "shape"), kvd_opts_text(o, "shape-type"),
-             kvd_opts_text(o, "device-memory"));
+    static const char *const names[] = { "shape",   "shape-type", "device-memory",
+                                         "backend", "threads",    "weights",
+                                         "cpu-isa", "precise",    "deterministic" };
+    size_t                   at      = 0;
+
+    for (size_t i = 0; i < KVD_COUNTOF(names) && at < cap; i++)
+        at += (size_t)snprintf(key + at, cap - at, "%s ", kvd_opts_text(o, names[i]));
 }
 
 static kvd_status open_model(kvd_model **m, char key[256], const kvd_opts *o, kvd_err *err)
@@ -338,7 +385,13 @@ static kvd_status run_lists(kvd_model **m, kvd_opts *o, sweep *w, bool *any, kvd
         if (!*any)
             cli_bench_head(kvd_opts_text(o, "output"), *m, o);
         for (int i = 0; i < d.n * np.n; i++) {
-            KVD_TRY(run_case(*m, o, d.x[i / np.n], np.x[i % np.n], !*any, err));
+            const uint32_t context = d.x[i / np.n], n_seq = np.x[i % np.n];
+
+            if (kvd_opts_flag(o, "grow")) {
+                KVD_TRY(bench_grow(*m, o, context, n_seq, any, err));
+                continue;
+            }
+            KVD_TRY(run_case(*m, o, context, n_seq, !*any, err));
             *any = true;
         }
     } while (sweep_next(w));

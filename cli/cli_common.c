@@ -210,9 +210,9 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
     p->attention    = a;
     p->trace_path   = kvd_opts_text(o, "trace");
     p->lookup       = (kvd_lookup)choice("device|host", kvd_opts_text(o, "lookup"));
+    p->cache_dir    = kvd_opts_text(o, "cache-dir");
+    p->cache_bytes  = kvd_opts_size(o, "kv-disk");
     if (o->command != CMD_BENCH) {
-        p->cache_dir      = kvd_opts_text(o, "cache-dir");
-        p->cache_bytes    = kvd_opts_size(o, "kv-disk");
         p->cache_min_free = kvd_opts_size(o, "kv-disk-free");
         p->disk_lag       = (uint32_t)kvd_opts_int(o, "disk-lag");
         p->resume         = (kvd_resume)choice("exact|sparse", kvd_opts_text(o, "resume"));

@@ -7,7 +7,7 @@
 #define EVAL  (CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PERPLEXITY | CMD_PLAN | CMD_EVAL | CMD_PROFILE)
 #define GEN   (CMD_RUN | CMD_CHAT)
 #define ALL   (MODEL | CMD_INSPECT | CMD_DOCTOR | CMD_CACHE)
-#define STORE ((EVAL & ~(uint32_t)CMD_BENCH) | CMD_CACHE)
+#define STORE (EVAL | CMD_CACHE)
 #define NOLIM 0, 0
 #define MILL  1000000000
 
@@ -120,7 +120,7 @@ const kvd_opt cli_options[] = {
       "what an index that keeps keys (quant-k, cascade) says" },
     { "cache-dir", "", KVD_OPT_TEXT, "DIR", NULL, NOLIM, STORE,
       "keep KV blocks in this directory: the longest known prefix of a prompt is not evaluated "
-      "again, in later runs either" },
+      "again, in later runs either (bench: with --shape, for a disk tier below --kv-host)" },
     { "kv-disk", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, STORE,
       "what --cache-dir may hold, the least recently used goes; 0: no limit" },
     { "kv-disk-free", "", KVD_OPT_SIZE, "SIZE", "1G", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
@@ -204,6 +204,11 @@ const kvd_opt cli_options[] = {
     { "sweep", "", KVD_OPT_TEXT, "NAME=A,B;...", NULL, NOLIM, CMD_BENCH,
       "--shape: a row for each value of these options, and of --n-depth and --n-parallel: "
       "'cap=1,2,4;kv-record=same,int8'" },
+    { "brief", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_BENCH,
+      "--shape: steps as they are alone, without the runs that tell stages apart" },
+    { "grow", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_BENCH,
+      "--shape: as --brief, for sequences doubled from --n-parallel on as long as memory holds "
+      "them, then for the most that it holds" },
     { "hbm-rate", "", KVD_OPT_NUM, "GB/S", "4200", 1, 1000000, CMD_BENCH,
       "--shape: what the roofline takes the device's memory for" },
     { "pcie-rate", "", KVD_OPT_NUM, "GB/S", "0", 0, 1000000, CMD_BENCH,

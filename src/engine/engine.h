@@ -83,7 +83,8 @@ kvd_status engine_session_set_attention(kvd_session *s, const kvd_attention_para
 
 /* ---- session (engine_session.c, engine_eval.c, engine_pipeline.c) --------------------------- */
 
-/* What a batch works on.  n_all is n_ctx where a prompt can go layer by layer, else 0. */
+/* What a batch works on.  n_all is a segment's tokens where prompts can go layer by layer, else 0.
+ */
 typedef struct engine_buffers {
     kvd_mem  mem;    /* DEVICE: activations */
     kvd_mem  shared; /* PINNED: what the host writes or reads beside the device */
@@ -114,6 +115,7 @@ typedef struct engine_seq {
     uint32_t budget;     /* tokens selected a step; 0: dense */
     uint32_t n_fallback; /* times that it was raised or given up since the prompt */
     bool     rope_long;  /* its K was rotated with the long factors (LongRoPE) */
+    bool     synth;      /* its first tokens are made up */
 } engine_seq;
 
 /* What kvd_session_measure() asked for; zero: nothing. */
@@ -142,8 +144,9 @@ typedef struct engine_rope {
 
 struct kvd_session {
     kvd_model         *model;
-    kvd_session_params params; /* complete: no zeros left but kv_device and kv_host */
-    uint32_t           n_row;  /* of a prompt in one batch; at least params.n_batch */
+    kvd_session_params params;    /* complete: no zeros left but kv_device and kv_host */
+    uint32_t           n_row;     /* of a prompt in one batch; at least params.n_batch */
+    uint32_t           n_segment; /* tokens of a prompt that are sealed together: whole batches */
     engine_attention   attention;
     float         *caps;   /* [n_layer][n_kv_head] where attention.params.caps points, if it does */
     bool           sparse; /* whether sequences can be sparse at all */
@@ -200,7 +203,10 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
  * of its own; completes kv->device_bytes. */
 kvd_status engine_fit(const kvd_model *m, const kvd_session_params *p,
                       const kvd_backend_limits *lim, kv_params *kv, kv_sizes *out, kvd_err *err);
-/* engine_buffers.c */
+/* engine_buffers.c.  segment: most tokens of a prompt whose hidden states are kept between layers,
+ * a multiple of n_row.  By what device and context are, not by what is free just then: where a
+ * prompt is cut decides about bits. */
+uint32_t   engine_segment_tokens(const kvd_model *m, uint32_t n_row, uint32_t n_ctx);
 void       engine_buffers_bytes(const kvd_model *m, const kvd_session_params *p, uint32_t n_row,
                                 bool resident, uint64_t *device, uint64_t *shared);
 kvd_status engine_buffers_open(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,
@@ -280,11 +286,18 @@ kvd_status         engine_attn(const kvd_session *s, const model_run *r, uint32_
                                const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
                                kvd_err *err);
 
-/* engine_prompt.c: n_token tokens appended to a sequence whose KV is current, one layer after the
- * other, each in batches of n_row; for stores that are not resident.  Fills logits of the last
- * token.  On failure the store holds what it held.  fn as in kvd_prefill(). */
+/* Whom kvd_prefill() tells how far it is, of a part that begins behind `done` of its tokens. */
+typedef struct engine_progress {
+    kvd_progress_fn fn; /* or NULL */
+    void           *ctx;
+    uint32_t        done, n_token; /* n_token: of all parts */
+} engine_progress;
+
+/* engine_prompt.c: n_token tokens, a segment at most, appended to a sequence whose KV is current,
+ * one layer after the other, each in batches of n_row; for stores that are not resident.  Fills
+ * logits of the last token.  On failure the store holds what it held. */
 kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
-                             kvd_progress_fn fn, void *ctx, kvd_err *err);
+                             const engine_progress *to, kvd_err *err);
 
 /* ---- profile (engine_profile.c, _trace.c, _host.c) ------------------------------- */
 

@@ -5,18 +5,38 @@
  * Owns: two allocations of the backend.  Thread: the session's. */
 #include "engine/engine.h"
 
+#define SEGMENT_TOKENS (128u << 10) /* in contexts of up to 256K tokens; */
+#define SEGMENT_AREA   (1ull << 35) /* times the context, in longer ones; */
+#define SEGMENT_SHARE  24u          /* and not more than this share of the device's memory */
+
 typedef struct buffer_part {
     void   **at;
     uint64_t row, n_row; /* bytes */
     bool     shared;
 } buffer_part;
 
+/* A longer context leaves less room for it beside the stage and the index, and what it costs, that
+ * earlier segments come up once more for every layer, stays small against attention. */
+uint32_t engine_segment_tokens(const kvd_model *m, uint32_t n_row, uint32_t n_ctx)
+{
+    const uint64_t    row = 4ull * model_get_hparams(m->net)->n_embd;
+    uint64_t          n   = kvd_min_u64(SEGMENT_TOKENS, SEGMENT_AREA / n_ctx);
+    kvd_device_memory d;
+
+    if (!m->be->unified) {
+        m->be->ops->memory(m->be, &d);
+        n = kvd_min_u64(n, (m->device_memory ? m->device_memory : d.total) / SEGMENT_SHARE / row);
+    }
+    return (uint32_t)kvd_max_u64(1, n / n_row) * n_row;
+}
+
 /* Lays the buffers out one behind the other in two pieces; b without memory is only measured. */
 static void place(engine_buffers *b, const kvd_model *m, const kvd_session_params *p,
                   uint32_t n_row, bool resident, uint64_t *device_bytes, uint64_t *shared_bytes)
 {
-    const uint64_t       n_all = resident ? 0 : p->n_ctx; /* else no prompt goes layer by layer */
-    const uint64_t       n_max = kvd_max_u64(n_row, n_all), mirror = m->be->unified ? 0 : 1;
+    const uint64_t segment = engine_segment_tokens(m, n_row, p->n_ctx);
+    const uint64_t n_all   = resident ? 0 : kvd_min_u64(segment, p->n_ctx); /* else none goes so */
+    const uint64_t n_max = kvd_max_u64(n_row, n_all), mirror = m->be->unified ? 0 : 1;
     const model_hparams *hp   = model_get_hparams(m->net);
     const uint64_t       n_q  = 4ull * hp->n_head * hp->head_dim;
     const uint64_t       n_kv = 4ull * hp->n_kv_head * hp->head_dim;

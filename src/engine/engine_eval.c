@@ -316,6 +316,9 @@ static void cut(kvd_session *s, uint32_t seq, uint32_t n_keep)
     if (kv_seq_len(s->kv, seq) > n_keep)
         kv_seq_truncate(s->kv, s->model->stream, seq, n_keep);
     s->seq[seq].n_token = n_keep;
+    if (n_keep == 0 && s->seq[seq].synth)
+        kv_seq_source(s->kv, seq, s->seq[seq].token, s->seq[seq].rope_long);
+    s->seq[seq].synth = s->seq[seq].synth && n_keep > 0;
 }
 
 kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
@@ -330,25 +333,30 @@ kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
     return eval_work(s, &w, err);
 }
 
+/* A part of a prompt and what is known of all of it. */
+typedef struct prefill {
+    uint32_t        seq, final_len;
+    engine_progress to;
+} prefill;
+
 /* Batch by batch through all layers. */
-static kvd_status prefill_batches(kvd_session *s, uint32_t seq, const int32_t *token,
-                                  uint32_t n_token, kvd_progress_fn fn, void *ctx, kvd_err *err)
+static kvd_status prefill_batches(kvd_session *s, const prefill *p, const int32_t *token,
+                                  uint32_t n_token, kvd_err *err)
 {
-    const uint32_t final_len = s->seq[seq].n_token + n_token;
-
     for (uint32_t done = 0; done < n_token;) {
-        const uint32_t n = (uint32_t)kvd_min_u64(n_token - done, s->n_row);
-        const work     w = { .n_token   = n,
-                             .token     = token + done,
-                             .only_seq  = seq,
-                             .want_last = done + n == n_token,
-                             .exact     = true,
-                             .more      = done + n < n_token && kv_resident(s->kv),
-                             .final_len = final_len };
+        const uint32_t n   = (uint32_t)kvd_min_u64(n_token - done, s->n_row);
+        const uint32_t all = p->to.done + done;
+        const work     w   = { .n_token   = n,
+                               .token     = token + done,
+                               .only_seq  = p->seq,
+                               .want_last = all + n == p->to.n_token,
+                               .exact     = true,
+                               .more      = done + n < n_token && kv_resident(s->kv),
+                               .final_len = p->final_len };
 
-        if (fn && !fn(ctx, done, n_token))
-            return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after %u of %u tokens", done,
-                            n_token);
+        if (p->to.fn && !p->to.fn(p->to.ctx, all, p->to.n_token))
+            return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after %u of %u tokens", all,
+                            p->to.n_token);
         KVD_TRY(eval_work(s, &w, err));
         done += n;
     }
@@ -356,12 +364,12 @@ static kvd_status prefill_batches(kvd_session *s, uint32_t seq, const int32_t *t
 }
 
 /* Layer by layer, where K and V cannot all stay on the device. */
-static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *token,
-                                 uint32_t n_token, kvd_progress_fn fn, void *ctx, kvd_err *err)
+static kvd_status prefill_layers(kvd_session *s, const prefill *p, const int32_t *token,
+                                 uint32_t n_token, kvd_err *err)
 {
     const uint64_t t0      = kvd_now_ns();
     const uint32_t n_vocab = model_get_hparams(s->model->net)->n_vocab;
-    engine_seq    *q       = &s->seq[seq];
+    engine_seq    *q       = &s->seq[p->seq];
     kvd_status     st      = KVD_OK;
     losses         lost    = { 0 };
     uint64_t       t1;
@@ -376,9 +384,9 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
     s->best                  = 0;
     memcpy(q->token + q->n_token, token, n_token * sizeof(*token)); /* names what is stored */
     for (;;) {
-        st = make_current(s, seq, q->n_token + n_token, err);
+        st = make_current(s, p->seq, p->final_len, err);
         if (st == KVD_OK)
-            st = engine_prompt_run(s, seq, token, n_token, fn, ctx, err);
+            st = engine_prompt_run(s, p->seq, token, n_token, &p->to, err);
         if (st == KVD_OK || !recover(s, &lost, err))
             break;
     }
@@ -386,7 +394,7 @@ static kvd_status prefill_layers(kvd_session *s, uint32_t seq, const int32_t *to
         return st;
     q->n_token += n_token;
     s->n_logits = 1;
-    engine_attention_admit(s, seq);
+    engine_attention_admit(s, p->seq);
     s->stats.n_prefill += n_token;
     t1 = kvd_now_ns();
     s->stats.prefill_ns += t1 - t0;
@@ -414,12 +422,23 @@ static kvd_status restore(kvd_session *s, uint32_t seq, const int32_t *token, ui
     return KVD_OK;
 }
 
-static kvd_status prefill_part(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n,
+/* In segments: each is sealed before the next one, so they are cut at the same places where all is
+ * resident. */
+static kvd_status prefill_part(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
                                kvd_progress_fn fn, void *ctx, kvd_err *err)
 {
-    if (kv_resident(s->kv) || n <= s->params.n_batch)
-        return prefill_batches(s, seq, token, n, fn, ctx, err);
-    return prefill_layers(s, seq, token, n, fn, ctx, err);
+    prefill p = { .seq       = seq,
+                  .final_len = s->seq[seq].n_token + n_token,
+                  .to        = { .fn = fn, .ctx = ctx, .n_token = n_token } };
+
+    while (p.to.done < n_token) {
+        const uint32_t n       = (uint32_t)kvd_min_u64(n_token - p.to.done, s->n_segment);
+        const bool     batches = kv_resident(s->kv) || n <= s->params.n_batch;
+
+        KVD_TRY((batches ? prefill_batches : prefill_layers)(s, &p, token + p.to.done, n, err));
+        p.to.done += n;
+    }
+    return KVD_OK;
 }
 
 /* With a prefix cache the last token is always a batch of its own, as it is when all others are

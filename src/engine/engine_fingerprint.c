@@ -32,7 +32,17 @@ static bool add_tensor(EVP_MD_CTX *md, const gguf_tensor *t)
     return ok;
 }
 
-static bool add_model(EVP_MD_CTX *md, const kvd_model *m)
+/* Random weights are the same for one shape and type. */
+static bool add_shape(EVP_MD_CTX *md, const kvd_model *m)
+{
+    const uint32_t n[] = { NUMERIC_VERSION, m->precise, m->be->ops->abi };
+
+    return add(md, m->name, strlen(m->name)) && add(md, m->file_type, strlen(m->file_type)) &&
+           add(md, n, sizeof(n)) && add(md, m->be->ops->name, strlen(m->be->ops->name)) &&
+           add(md, m->be->isa, strlen(m->be->isa));
+}
+
+static bool add_file(EVP_MD_CTX *md, const kvd_model *m)
 {
     const model_hparams *hp = model_get_hparams(m->net);
     const uint32_t n[] = { NUMERIC_VERSION, (uint32_t)hp->rope_kind, hp->rope_orig_ctx, m->precise,
@@ -81,12 +91,9 @@ kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t ou
     EVP_MD_CTX    *md;
     bool           ok;
 
-    if (!m->file)
-        return kvd_fail(err, KVD_E_INVAL, 0,
-                        "made-up weights must not reach a cache (--cache-dir)");
     md = EVP_MD_CTX_new();
     ok = md && EVP_DigestInit_ex(md, EVP_sha256(), NULL) == 1;
-    ok = ok && add_model(md, m) && add(md, n, sizeof(n));
+    ok = ok && (m->file ? add_file : add_shape)(md, m) && add(md, n, sizeof(n));
     if (p->zone_tokens > 0) /* without, directories are those of before there were zones */
         ok = ok && add(md, &p->zone_tokens, sizeof(p->zone_tokens));
     ok = ok && EVP_DigestFinal_ex(md, out, &size) == 1 && size == 32;

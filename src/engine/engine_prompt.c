@@ -3,7 +3,8 @@
  * next begins.  So each layer's K and V are on the device exactly while they are needed, and leave
  * it once.  The batches, and with them every bit, are those of a prompt that is resident.
  *
- * The price is the hidden state of the whole prompt, kept between layers.
+ * The price is the hidden state of the whole prompt, kept between layers, so a long one comes in
+ * segments (engine_eval.c), each over the KV of those before it.
  * Nothing here allocates: the guard is armed.  Thread: the session's. */
 #include <string.h>
 
@@ -18,8 +19,7 @@ typedef struct prompt {
     const int32_t  *token;
     kvd_kv_layout   layout; /* of the layer under way */
     const uint64_t *block;
-    kvd_progress_fn fn;
-    void           *ctx;
+    engine_progress to;
 } prompt;
 
 /* Rows [first, first + n) of the prompt as a run: their own rows of x, everything else shared. */
@@ -132,14 +132,14 @@ static kvd_status trace_batch(const prompt *p, uint32_t layer, uint32_t first, k
 static kvd_status report(const prompt *p, uint32_t layer, uint32_t first, kvd_err *err)
 {
     const uint64_t n_layer = model_get_hparams(p->s->model->net)->n_layer;
-    const uint64_t done    = ((uint64_t)layer * p->n_token + first) / n_layer;
+    const uint64_t done    = p->to.done + ((uint64_t)layer * p->n_token + first) / n_layer;
 
     if (atomic_exchange_explicit(&p->s->cancel, false, memory_order_relaxed))
         return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled in layer %u at token %u", layer,
                         first);
-    if (p->fn && !p->fn(p->ctx, done, p->n_token))
+    if (p->to.fn && !p->to.fn(p->to.ctx, done, p->to.n_token))
         return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after about %llu of %u tokens",
-                        (unsigned long long)done, p->n_token);
+                        (unsigned long long)done, p->to.n_token);
     return KVD_OK;
 }
 
@@ -180,20 +180,19 @@ static kvd_status run_layers(prompt *p, kvd_err *err)
 }
 
 kvd_status engine_prompt_run(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
-                             kvd_progress_fn fn, void *ctx, kvd_err *err)
+                             const engine_progress *to, kvd_err *err)
 {
     prompt     p   = { .s       = s,
                        .seq     = seq,
                        .n_past  = kv_seq_len(s->kv, seq),
                        .n_token = n_token,
                        .token   = token,
-                       .fn      = fn,
-                       .ctx     = ctx };
+                       .to      = *to };
     kvd_err    end = { 0 };
     bool       was;
     kvd_status st;
 
-    KVD_TRY(kv_prompt_begin(s->kv, seq, n_token, err));
+    KVD_TRY(kv_prompt_begin(s->kv, seq, n_token, true, err));
     was = kvd_alloc_guard(true);
     st  = embed(&p, err);
     if (st == KVD_OK)

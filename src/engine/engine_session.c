@@ -407,6 +407,7 @@ static kvd_status open_shape(kvd_session **out, kvd_model *m, session_shape *sh,
     s->model               = m;
     s->params              = *p;
     s->n_row               = sh->n_row;
+    s->n_segment           = engine_segment_tokens(m, sh->n_row, p->n_ctx);
     s->params.host_records = NULL; /* borrowed for the call */
     s->sparse              = sh->kv.window_tokens > 0;
     s->zone                = sh->kv.zone_tokens;

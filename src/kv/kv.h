@@ -184,9 +184,9 @@ void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep)
  * of one layer lie on the stage, in place for exact attention, until the layer is done; then they
  * are indexed and move down.  In place of reserve, commit and seal: begin; per layer, in order,
  * open, the kernels' work with written after what stores K and V, close; end or abort.  One prompt
- * at a time, and nothing else in between.
- */
-kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err);
+ * at a time, and nothing else in between.  reads: the new tokens attend to what the sequence holds,
+ * which comes up to the stage, too. */
+kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, bool reads, kvd_err *err);
 kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_layout *layout,
                           const uint64_t **block, kvd_err *err);
 /* K and V of the first n_token new tokens are stored, as far as the stream has come. */

@@ -220,7 +220,7 @@ static kvd_status post_misses(kv_store *s, kvd_stream *st, const kv_query *q, kv
                                      .sel_stride  = s->slots_max,
                                      .first_lane  = (uint32_t)kv_query_lane(s, q) };
 
-    return s->tier ? s->be->ops->window_post(st, &a, err) : KVD_OK;
+    return s->tier && !s->no_fetch ? s->be->ops->window_post(st, &a, err) : KVD_OK;
 }
 
 kvd_status kv_alone_choose(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)

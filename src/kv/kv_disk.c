@@ -48,9 +48,19 @@ void kv_disk_slot_submit(kv_disk *d, disk_slot *s, os_io_op op, int fd, uint64_t
     const os_io_req r = { op, fd, s->buf, off, bytes, (uint64_t)(s - d->slot) };
 
     kvd_assert(!s->busy);
-    s->busy  = true;
-    s->bytes = bytes;
-    os_io_submit(d->io, &r, 1); /* the queue is as deep as there are slots and puts */
+    s->busy              = true;
+    s->bytes             = bytes;
+    d->held[d->n_held++] = r;
+    if (op != OS_IO_READ || d->n_held == DISK_HELD_MAX)
+        kv_disk_submit_held(d);
+}
+
+/* The queue is as deep as there are slots and puts. */
+void kv_disk_submit_held(kv_disk *d)
+{
+    if (d->n_held > 0)
+        os_io_submit(d->io, d->held, d->n_held);
+    d->n_held = 0;
 }
 
 void kv_disk_sync_submit(kv_disk *d, uint32_t put, int fd)

@@ -15,6 +15,7 @@
 #include "kv/kv_disk.h"
 
 #define DISK_SLOT_BYTES  (256u * 1024u) /* one read or write at most */
+#define DISK_HELD_MAX    64u            /* reads that go to the queue in one call */
 #define DISK_FORMAT      1
 #define DISK_PATH_BYTES  4096
 #define DISK_LANE_MAX    65536u
@@ -274,6 +275,8 @@ struct kv_disk {
     uint64_t   stage_bytes;
     disk_slot *slot; /* [n_slot]: reads first, then writes */
     uint32_t   n_read_slot, n_slot;
+    os_io_req  held[DISK_HELD_MAX]; /* begun, to be submitted together */
+    uint32_t   n_held;
 
     disk_unit    *unit; /* [p.max_units] */
     uint32_t      n_unit_used;
@@ -291,9 +294,12 @@ struct kv_disk {
 void kv_disk_pump(kv_disk *d, uint64_t timeout_ns);
 /* A free slot of the stage, or NULL. */
 disk_slot *kv_disk_slot_take(kv_disk *d, bool for_write);
-void       kv_disk_slot_submit(kv_disk *d, disk_slot *s, os_io_op op, int fd, uint64_t off,
-                               uint32_t bytes);
-void       kv_disk_sync_submit(kv_disk *d, uint32_t put, int fd);
-void       kv_disk_at(const kv_disk *d, const char *point);
+/* A write at once; a read with those behind it, when kv_disk_submit_held() says that there are no
+ * more. */
+void kv_disk_slot_submit(kv_disk *d, disk_slot *s, os_io_op op, int fd, uint64_t off,
+                         uint32_t bytes);
+void kv_disk_submit_held(kv_disk *d);
+void kv_disk_sync_submit(kv_disk *d, uint32_t put, int fd);
+void kv_disk_at(const kv_disk *d, const char *point);
 
 #endif

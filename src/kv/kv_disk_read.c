@@ -250,7 +250,7 @@ static void issue_run(kv_disk *d, disk_ticket *t, disk_slot *s)
     kv_disk_slot_submit(d, s, OS_IO_READ, u->fd, u->off + start, s->bytes);
 }
 
-void kv_disk_read_issue(kv_disk *d)
+static void issue_runs(kv_disk *d)
 {
     disk_ticket *t;
 
@@ -268,6 +268,12 @@ void kv_disk_read_issue(kv_disk *d)
             return;
         issue_run(d, t, s);
     }
+}
+
+void kv_disk_read_issue(kv_disk *d)
+{
+    issue_runs(d);
+    kv_disk_submit_held(d);
 }
 
 /* The first page of the run that is not what was written, or UINT64_MAX. */

@@ -85,6 +85,7 @@ typedef struct kv_step {
 
 typedef struct kv_prompt {
     uint32_t        seq, n_new;
+    bool            reads;
     uint32_t        first, end; /* blocks that become sealed */
     uint32_t        left;       /* of them and the layer under way, up to here on their way down */
     kv_prompt_query last;       /* of the layer that is closing */

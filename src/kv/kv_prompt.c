@@ -16,7 +16,7 @@
  * Thread: the session's. */
 #include "kv/kv_cache.h"
 
-kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *err)
+kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, bool reads, kvd_err *err)
 {
     kv_seq    *q = &s->seq[seq];
     kv_prompt *p = &s->prompt;
@@ -27,6 +27,7 @@ kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *e
     KVD_TRY(kv_check_growth(s, seq, n_new, &need, err));
     *p = (kv_prompt){ .seq   = seq,
                       .n_new = n_new,
+                      .reads = reads,
                       .first = q->n_sealed / KV_BLOCK_TOKENS,
                       .end   = kv_sealed_at(&s->params, q->len + n_new) / KV_BLOCK_TOKENS };
     if (need > q->n_block && need - (p->end > q->n_block ? p->end : q->n_block) > s->n_free) {
@@ -60,7 +61,8 @@ kvd_status kv_prompt_open(kv_store *s, kvd_stream *st, uint32_t layer, kvd_kv_la
     const uint64_t   t0 = kvd_trace_now(s->params.trace);
 
     KVD_TRY(kv_leave_layer(s, st, err));
-    KVD_TRY(kv_fill_stage(s, st, layer, p->seq, err));
+    if (p->reads)
+        KVD_TRY(kv_fill_stage(s, st, layer, p->seq, err));
     for (uint32_t b = p->first; b < kv_blocks_for(q->len); b++)
         KVD_TRY(copy_raw(s, st, layer, b, true, err));
     for (uint32_t b = 0; b < q->n_block; b++)

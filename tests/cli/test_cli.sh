@@ -74,6 +74,16 @@ expect "bench of a shape" 0 '^sparse,.*,int8,tiny,q4_k,0.925,4096.00,2.00,' \
     --budget 64 --kv-device 32M -b 128 --sweep 'cap=1,2;kv-record=same,int8' -o csv
 expect "bench of a shape, dense" 0 '"hit_pct":null' \
     "$kvd" bench --shape tiny -d 300 -n 4 --attention dense -o json
+expect "bench of a shape, its first run alone" 0 '"sum_ms":null' \
+    "$kvd" bench --shape tiny -d 300 -n 4 --brief -o json
+expect "bench of a shape as it grows" 0 ',4096.00,3.00,' \
+    "$kvd" bench --shape tiny -d 4096 -n 2 --attention sparse --budget 64 --kv-device 48M \
+    --grow -o csv
+expect "bench of a shape with a disk tier" 0 '"disk_records":[1-9]' \
+    "$kvd" bench --shape tiny -d 4096 -n 2 --attention sparse --budget 64 --kv-device 20M \
+    --kv-host 2M --cache-dir "$tmp/made-up" --brief -o json
+expect "bench with a cache of what is measured" 2 'made-up rows alone' \
+    "$kvd" bench --shape tiny -p 16 --cache-dir "$tmp/made-up"
 expect "bench of a shape's prompts" 0 'pp16 .*\|' "$kvd" bench --shape tiny -p 16 -n 0 -r 1
 expect "bench of no shape" 2 "no shape 'big'" "$kvd" bench --shape big
 expect "bench of nothing to sweep" 2 'expected NAME=A,B' \

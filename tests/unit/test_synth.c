@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "engine/engine.h"
+#include "support/disk_model.h"
 #include "support/split.h"
 
 enum { N_VOCAB = 1024, N_DEPTH = 16384, N_STEP = 60, N_SHORT = 3000 };
@@ -147,15 +148,13 @@ static void test_shapes(void **state)
     assert_int_equal(model_open_shape(&m, "tiny", "q3_k", &err), KVD_E_INVAL);
 }
 
-/* There is no text with a shape, and no cache. */
+/* There is no text with a shape. */
 static void test_no_text(void **state)
 {
-    kvd_model         *m = open_shape("bf16", "cpu");
-    kvd_session_params p = KVD_SESSION_PARAMS_INIT;
-    kvd_session       *s;
-    kvd_detok         *d;
-    size_t             n = 1;
-    int32_t            id;
+    kvd_model *m = open_shape("bf16", "cpu");
+    kvd_detok *d;
+    size_t     n = 1;
+    int32_t    id;
 
     (void)state;
     assert_int_equal(kvd_tokenize(m, "a", 1, NULL, 0, true, &id, 1, &n, &err), KVD_E_UNSUPPORTED);
@@ -164,9 +163,6 @@ static void test_no_text(void **state)
     assert_string_equal(kvd_token_bytes(m, 3, &n), "");
     assert_int_equal(n, 0);
     assert_false(kvd_token_is_end(m, 3) || kvd_token_is_special(m, 3));
-    p.n_ctx     = 512;
-    p.cache_dir = "/nowhere";
-    assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_E_INVAL);
     kvd_model_close(m);
 }
 
@@ -272,6 +268,125 @@ static void test_recorded(void **state)
         kvd_model_close(m);
     }
     kvd_free(want);
+}
+
+/* ---- on disk ------------------------------------------------------------------------------ */
+
+/* Most records lie on disk alone. */
+static kvd_session *open_spilling(kvd_model *m, const kvd_attention_params *a, const char *dir)
+{
+    kvd_session_params p    = KVD_SESSION_PARAMS_INIT;
+    kvd_plan           plan = { .struct_size = sizeof(plan) };
+    kvd_session       *s;
+
+    p.n_ctx     = N_SHORT + 64;
+    p.n_seq     = 2;
+    p.attention = a;
+    p.cache_dir = dir;
+    p.kv_host   = 1 << 20;
+    for (p.kv_device = 1 << 20; kvd_session_plan(m, &p, &plan, &err);)
+        p.kv_device += 256 << 10;
+    assert_true(plan.kv_spills && plan.kv_host_records * 4 < plan.kv_lane_records * 2 * 32);
+    if (kvd_session_open(&s, m, &p, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    s->n_segment = 1024;
+    measure(s, 0.9f, false, false);
+    fill(s, 2, N_SHORT);
+    return s;
+}
+
+enum { N_ROW = 12 }; /* 6 steps of 2 sequences */
+
+/* In want, or compared with it. */
+static void take_steps(kvd_session *s, float *want, bool compare)
+{
+    const size_t n = N_VOCAB * sizeof(float);
+
+    for (size_t i = 0; i < N_ROW; i++) {
+        if (i % 2 == 0)
+            step(s, 2);
+        if (compare)
+            assert_memory_equal(want + i * N_VOCAB, kvd_logits(s, i % 2), n);
+        memcpy(want + i * N_VOCAB, kvd_logits(s, i % 2), n);
+    }
+    assert_memory_not_equal(want, want + N_VOCAB, n);
+}
+
+/* Made-up K and V are the same from disk, and found there the next time. */
+static void test_disk(void **state)
+{
+    const kvd_attention_params a    = sparse(128, 2);
+    float                     *want = kvd_calloc(N_ROW * N_VOCAB, sizeof(*want));
+    kvd_model                 *m    = open_shape("bf16", "cpu");
+    kvd_session               *s    = open_session(m, &a, N_SHORT + 64, 2, false);
+    kvd_stats                  x    = { .struct_size = sizeof(x) };
+    uint64_t                   n_disk;
+    char                       dir[256];
+
+    (void)state;
+    assert_non_null(want);
+    measure(s, 0.9f, false, false);
+    fill(s, 2, N_SHORT);
+    take_steps(s, want, false);
+    kvd_session_close(s);
+    for (int i = 0; i < 4; i++) { /* for the first time, and again; split then */
+        if (i % 2 == 0)
+            dm_dir_make(dir);
+        if (i >= 2)
+            split_begin(m->be);
+        s = open_spilling(m, &a, dir);
+        kvd_session_get_stats(s, &x);
+        assert_int_equal(x.disk_put_bytes > 0, i % 2 == 0);
+        take_steps(s, want, true);
+        kvd_session_get_stats(s, &x);
+        assert_true(x.n_disk > 0);
+        n_disk = x.n_disk;
+        measure(s, 0.9f, false, true);
+        step(s, 2);
+        kvd_session_get_stats(s, &x);
+        assert_int_equal(x.n_disk, n_disk);
+        kvd_session_close(s);
+        if (i >= 2)
+            split_end(m->be);
+        if (i % 2 == 1)
+            dm_dir_remove(dir);
+    }
+    kvd_model_close(m);
+    kvd_free(want);
+}
+
+/* A model of a file keeps its cache clean. */
+static void test_no_cache(void **state)
+{
+    kvd_model_params   mp = KVD_MODEL_PARAMS_INIT;
+    kvd_session_params p  = KVD_SESSION_PARAMS_INIT;
+    kvd_measure_params me = KVD_MEASURE_PARAMS_INIT;
+    char               dir[256];
+    kvd_model         *m;
+    kvd_session       *s;
+
+    (void)state;
+    dm_dir_make(dir);
+    mp.path     = KVD_TEST_DATA "/tiny/llama.gguf";
+    p.n_ctx     = 128;
+    p.cache_dir = dir;
+    me.reuse    = 0.9f;
+    assert_int_equal(kvd_model_open(&m, &mp, &err), KVD_OK);
+    assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_OK);
+    assert_int_equal(kvd_seq_synthesize(s, 0, 100, &err), KVD_E_INVAL);
+    assert_int_equal(kvd_session_measure(s, &me, &err), KVD_E_INVAL);
+    kvd_session_close(s);
+    kvd_model_close(m);
+    m = open_shape("bf16", "cpu");
+    assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_OK);
+    step(s, 1);
+    assert_int_equal(kvd_seq_synthesize(s, 0, 100, &err),
+                     KVD_E_INVAL); /* behind an evaluated one */
+    assert_int_equal(kvd_seq_truncate(s, 0, 0, &err), KVD_OK);
+    assert_int_equal(kvd_seq_synthesize(s, 0, 100, &err), KVD_OK);
+    kvd_session_close(s);
+    kvd_model_close(m);
+    dm_dir_remove(dir);
 }
 
 /* ---- measurements ------------------------------------------------------------------------- */
@@ -394,7 +509,8 @@ int main(void)
         cmocka_unit_test(test_no_text),     cmocka_unit_test(test_hit_rates),
         cmocka_unit_test(test_streams),     cmocka_unit_test(test_recorded),
         cmocka_unit_test(test_stages),      cmocka_unit_test(test_text_while_measured),
-        cmocka_unit_test(test_bad_measure),
+        cmocka_unit_test(test_bad_measure), cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_no_cache),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
