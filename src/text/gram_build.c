@@ -302,7 +302,8 @@ uint32_t gram_plain_string(gram_build *b, uint32_t min, uint32_t max)
     if (b->st == KVD_OK) {
         gram_eps(b, start, body);
         gram_eps(b, start, shut);
-        gram_ret(b, shut);
+        if (min <= max)
+            gram_ret(b, shut);
         unescaped(b, body, start, 0x20, 0x10ffff);
         gram_byte(b, body, slash, '\\', '\\', true);
         for (const char *s = "\"\\/bfnrt"; *s; s++)

@@ -17,7 +17,7 @@ bool gram_dfa_open(gram_build *b, gram_dfa *d)
                      .flags = kvd_calloc(GRAM_MAX_DFA, sizeof(*d->flags)) };
     if (!d->next || !d->flags)
         gram_no_memory(b);
-    return b->st == KVD_OK;
+    return gram_tick(b, 5000); /* so much does its memory cost */
 }
 
 bool gram_dfa_accepts(const gram_dfa *d, const char *s, size_t len)

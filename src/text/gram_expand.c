@@ -278,7 +278,7 @@ json_t *gram_expand(gram_build *b, json_t *schema)
         return NULL;
     }
     list = gram_own(b, json_array());
-    if (!list || !gram_map_add(b, &b->expanded, schema, NULL))
+    if (!list || !gram_tick(b, 32) || !gram_map_add(b, &b->expanded, schema, NULL))
         return NULL;
     b->nesting++;
     expand_into(b, list, schema);

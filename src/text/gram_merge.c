@@ -287,14 +287,14 @@ static void merge_properties(gram_build *b, json_t *out, json_t *x, json_t *y)
     {
         json_t *w = json_object_getn(q, key, len);
 
-        gram_tick(b, 4);
+        gram_tick(b, 64);
         if (json_object_setn_new(all, key, len,
                                  w ? json_pack("{s:[O, O]}", "allOf", v, w) : beside(v, y)) != 0)
             gram_no_memory(b);
     }
     json_object_keylen_foreach(q, key, len, v)
     {
-        gram_tick(b, 4);
+        gram_tick(b, 64);
         if (!json_object_getn(p, key, len) &&
             json_object_setn_new(all, key, len, beside(v, x)) != 0)
             gram_no_memory(b);
@@ -307,6 +307,7 @@ static void merge_required(gram_build *b, json_t *out, json_t *x, json_t *y)
 {
     json_t *all = json_array();
 
+    gram_tick(b, 2 * (json_array_size(x) + json_array_size(y)));
     if (json_array_extend(all, x) != 0 || json_array_extend(all, y) != 0 ||
         json_object_set_new(out, "required", all) != 0)
         gram_refuse(b, "required must be a list of names");
@@ -428,7 +429,7 @@ json_t *gram_merge(gram_build *b, json_t *x, json_t *y)
     p = gram_map_find(&b->merged, x, y);
     if (p)
         return p->ptr;
-    if (!gram_tick(b, 16 + json_object_size(x) + json_object_size(y)))
+    if (!gram_tick(b, 600 + 32 * (json_object_size(x) + json_object_size(y))))
         return NULL;
     both = merge_new(b, x, y);
     p    = gram_map_add(b, &b->merged, x, y);
@@ -535,7 +536,7 @@ bool gram_excludes(gram_build *b, json_t *x, json_t *y, int depth)
     const uint32_t common = gram_types(b, x) & gram_types(b, y);
     json_t        *values = values_of(b, x);
 
-    if (b->st != KVD_OK || depth > 3 || !gram_tick(b, 4))
+    if (b->st != KVD_OK || depth > 3 || !gram_tick(b, 64))
         return false;
     if (!common)
         return true;

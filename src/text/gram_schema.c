@@ -202,7 +202,7 @@ static bool number_fits(gram_build *b, json_t *plain, json_t *v)
              (n.integer && x != floor(x)));
 }
 
-/* Whether a value of enum keeps to what stands beside it. */
+/* Whether a value of enum keeps to what stands beside it; strings are looked at later. */
 static bool value_fits(gram_build *b, json_t *plain, json_t *v, uint32_t types)
 {
     static const char *const inner[] = { "properties", "required",      "additionalProperties",
@@ -211,7 +211,7 @@ static bool value_fits(gram_build *b, json_t *plain, json_t *v, uint32_t types)
 
     switch (json_typeof(v)) {
     case JSON_STRING:
-        return types & GRAM_T_STRING && gram_string_fits(b, plain, v);
+        return types & GRAM_T_STRING;
     case JSON_INTEGER:
         return types & (GRAM_T_INTEGER | GRAM_T_NUMBER) && number_fits(b, plain, v);
     case JSON_REAL:
@@ -255,6 +255,8 @@ static void enumerated(gram_build *b, uint32_t from, uint32_t to, json_t *plain,
         else
             constant(b, from, to, v);
     }
+    if (n && b->st == KVD_OK)
+        n = gram_words_that_fit(b, plain, word, n);
     if (n && b->st == KVD_OK)
         gram_call(b, from, to, gram_words(b, word, n));
     kvd_free(word);
@@ -574,6 +576,8 @@ static void write_array(gram_build *b, uint32_t start, json_t *plain)
 
     if (a.prefix && !json_is_array(a.prefix))
         gram_refuse(b, "prefixItems must be a list of schemas");
+    if (a.min > a.max)
+        return; /* nothing fits */
     if (json_is_false(a.items) || (!a.items && a.prefix))
         a.items = NULL;
     else if (!a.items)

@@ -281,31 +281,45 @@ uint32_t gram_string_rule(gram_build *b, json_t *schema)
     return rule;
 }
 
-bool gram_string_fits(gram_build *b, json_t *schema, json_t *value)
+/* Whether one value keeps to lengths and patterns (d; n 0: there are none). */
+static bool word_fits(gram_build *b, json_t *value, uint32_t min, uint32_t max, const gram_dfa *d,
+                      int n)
 {
-    const char  *s   = json_string_value(value);
-    const size_t len = json_string_length(value);
-    kvd_buf      in  = { 0 };
-    uint32_t     min, max, chars = 0;
-    gram_dfa     d;
+    const char  *s     = json_string_value(value);
+    const size_t len   = json_string_length(value);
+    kvd_buf      in    = { 0 };
+    uint32_t     chars = 0;
     bool         fits;
-    int          n;
 
-    lengths(b, schema, &min, &max);
-    dfa_of(b, schema, &d, &n);
-    for (size_t i = 0; i < len && gram_tick(b, 1); i++) {
+    for (size_t i = 0; i < len; i++) {
         char         out[16];
         bool         first;
         const size_t m = gram_quoted((unsigned char)s[i], out, &first);
 
         chars += first;
-        kvd_buf_put(&in, out, m);
+        if (n)
+            kvd_buf_put(&in, out, m);
     }
     if (in.oom)
         gram_no_memory(b);
-    fits = b->st == KVD_OK && chars >= min && chars <= max &&
-           (n == 0 || gram_dfa_accepts(&d, in.data, in.len));
+    fits = gram_tick(b, len + 1) && chars >= min && chars <= max &&
+           (n == 0 || gram_dfa_accepts(d, in.data, in.len));
     kvd_buf_free(&in);
-    gram_dfa_free(&d);
     return fits;
+}
+
+size_t gram_words_that_fit(gram_build *b, json_t *schema, json_t **word, size_t n_word)
+{
+    size_t   kept = 0;
+    uint32_t min, max;
+    gram_dfa d;
+    int      n;
+
+    lengths(b, schema, &min, &max);
+    dfa_of(b, schema, &d, &n);
+    for (size_t i = 0; i < n_word && b->st == KVD_OK; i++)
+        if (word_fits(b, word[i], min, max, &d, n))
+            word[kept++] = word[i];
+    gram_dfa_free(&d);
+    return kept;
 }
