@@ -164,6 +164,9 @@ const kvd_opt cli_options[] = {
       "tokens the penalties look back at; 0: none, -1: as many as can be (1,048,576)" },
     { "logit-bias", "-l", KVD_OPT_TEXT, "ID+B,...", NULL, NOLIM, GEN,
       "add B to the logit of token ID: 15043+1,2-100" },
+    { "json-schema", "-j", KVD_OPT_TEXT, "FILE|TEXT", NULL, NOLIM, CMD_RUN,
+      "the answer is JSON that fits this schema (a file, or the schema itself)" },
+    { "json-object", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN, "the answer is a JSON object" },
     { "ignore-eos", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN, "go on past the model's end" },
 
     /* output */

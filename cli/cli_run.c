@@ -8,13 +8,15 @@
 #include "cli.h"
 #include "text/text.h"
 
-#define ANSWER_ROOM 1024u /* context left for the answer when neither -n nor -c says */
+#define SCHEMA_MAX_BYTES (1u << 20)
+#define ANSWER_ROOM      1024u /* context left for the answer when neither -n nor -c says */
 
 typedef struct job {
     const kvd_opts *o;
     kvd_model      *m;
     kvd_session    *s;
     kvd_sampler    *sm;
+    kvd_grammar    *grammar; /* NULL: none */
     kvd_detok      *detok;
     kvd_plan        plan;
     cli_tokens      prompt;
@@ -126,6 +128,31 @@ static kvd_status make_prompt(job *j, kvd_err *err)
     return st;
 }
 
+/* --json-schema and --json-object: what the sampler may pick. */
+static kvd_status open_grammar(job *j, kvd_err *err)
+{
+    const char        *schema = kvd_opts_text(j->o, "json-schema");
+    kvd_grammar_params p      = KVD_GRAMMAR_PARAMS_INIT;
+    kvd_buf            file   = { 0 };
+    kvd_status         st     = KVD_OK;
+
+    p.json_object = kvd_opts_flag(j->o, "json-object");
+    if (!schema && !p.json_object)
+        return KVD_OK;
+    if (kvd_opts_flag(j->o, "ignore-eos"))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "--ignore-eos does not go with --json-schema or --json-object");
+    p.schema_json = schema;
+    if (schema && schema[strspn(schema, " \t\r\n")] != '{') {
+        st            = cli_read_file(schema, SCHEMA_MAX_BYTES, &file, err);
+        p.schema_json = file.data;
+    }
+    if (st == KVD_OK)
+        st = kvd_grammar_open(&j->grammar, j->m, &p, err);
+    kvd_buf_free(&file);
+    return st == KVD_OK ? kvd_sampler_set_grammar(j->sm, j->grammar, err) : st;
+}
+
 static kvd_status open_session(job *j, kvd_err *err)
 {
     kvd_model_info       info = { .struct_size = sizeof(info) };
@@ -148,6 +175,7 @@ static kvd_status open_session(job *j, kvd_err *err)
                             : "it is the model's; --rope-scaling yarn extends it");
     KVD_TRY(cli_session_open(&j->s, &j->plan, j->m, &p, &a, j->o, err));
     KVD_TRY(cli_sampler_open(&j->sm, j->m, j->o, err));
+    KVD_TRY(open_grammar(j, err));
     return kvd_detok_open(&j->detok, j->m, err);
 }
 
@@ -264,6 +292,7 @@ int cli_run(const kvd_opts *o)
         cli_print_stats(j.s, &j.plan, j.load_s, stderr);
     kvd_detok_close(j.detok);
     kvd_sampler_close(j.sm);
+    kvd_grammar_close(j.grammar);
     kvd_session_close(j.s);
     kvd_model_close(j.m);
     kvd_free(j.prompt.data);

@@ -583,15 +583,106 @@ KVD_API void                    kvd_sampler_close(kvd_sampler *sm);
 /* Remembers a token for the penalties, without sampling (the prompt, say). */
 KVD_API void kvd_sampler_accept(kvd_sampler *sm, int32_t token);
 /* Picks the next token from logits [n_vocab] (not changed) and accepts it.  Greedy takes the
- * lowest id of equals.  Allocates nothing. */
+ * lowest id of equals.  -1: with a grammar alone, where kvd_sampler_pick() fails.  Allocates
+ * nothing. */
 KVD_API int32_t kvd_sampler_sample(kvd_sampler *sm, const float *logits);
 /* How many of a row's largest logits decide what this sampler picks; 0: all of them, as with
- * penalties, biases, or a top_k that is off or above 128. */
+ * penalties, biases, a grammar, or a top_k that is off or above 128. */
 KVD_API uint32_t kvd_sampler_n_best(const kvd_sampler *sm);
 /* kvd_sampler_sample() of the row-th token that wanted logits, from whichever the last evaluation
- * kept of them; KVD_E_INVAL where that is no such row or too few.  The token is the same. */
+ * kept of them; KVD_E_INVAL where that is no such row or too few.  The token is the same.  With a
+ * grammar, KVD_E_FULL or KVD_E_UNSUPPORTED where it cannot go on: the sampler is as it was. */
 KVD_API KVD_MUST_USE kvd_status kvd_sampler_pick(kvd_sampler *sm, const kvd_session *s,
                                                  uint32_t row, int32_t *token, kvd_err *err);
+
+/* ---- constrained generation ------------------------------------------------------- */
+
+typedef struct kvd_grammar     kvd_grammar;
+typedef struct kvd_tool_stream kvd_tool_stream;
+
+typedef enum kvd_tool_format {                   /* how a model writes tool calls */
+                               KVD_TOOLS_NONE,   /* in none of these ways, as far as its template
+                                                    tells */
+                               KVD_TOOLS_HERMES, /* <tool_call>{"name","arguments"}</tool_call> */
+                               KVD_TOOLS_LLAMA3 /* {"name","parameters"}, also behind <|python_tag|>
+                                                 */
+} kvd_tool_format;
+KVD_API kvd_tool_format kvd_model_tool_format(const kvd_model *m); /* told from the chat template */
+/* A special token whose text belongs to the format: show it to kvd_tool_feed() (kvd_detok_feed()
+ * with show_special). */
+KVD_API bool kvd_token_is_tool_mark(const kvd_model *m, int32_t token);
+
+typedef enum kvd_tool_choice {
+    KVD_TOOL_CHOICE_AUTO,    /* text, or calls: constrained from a call's mark on */
+    KVD_TOOL_CHOICE_REQUIRED /* a call from the first token on */
+} kvd_tool_choice;
+
+/* What the text must be: exactly one of schema_json, json_object, tools_json. */
+typedef struct kvd_grammar_params {
+    size_t          struct_size;
+    const char     *schema_json; /* a JSON schema; docs/structured.md says which keywords */
+    bool            json_object; /* any JSON object */
+    const char     *tools_json;  /* array of OpenAI function tools */
+    kvd_tool_choice tool_choice;
+    const char     *tool_name;   /* the one function that may be called; NULL: any */
+    bool            single_call; /* at most one call */
+} kvd_grammar_params;
+#define KVD_GRAMMAR_PARAMS_INIT                   \
+    {                                             \
+        .struct_size = sizeof(kvd_grammar_params) \
+    }
+
+/* A keyword that cannot be applied, a limit, a schema that no value fits: KVD_E_INVAL or
+ * KVD_E_UNSUPPORTED, and the message names it and where.  Nothing is left out silently, except that
+ * a function without "strict": true whose schema cannot be applied takes any object, which
+ * kvd_grammar_notes() tells.  Borrows the model.  A grammar and the samplers that use it belong to
+ * one thread at a time; several samplers may use one. */
+KVD_API KVD_MUST_USE kvd_status kvd_grammar_open(kvd_grammar **out, const kvd_model *m,
+                                                 const kvd_grammar_params *p, kvd_err *err);
+KVD_API void                    kvd_grammar_close(kvd_grammar *g);
+KVD_API const char             *kvd_grammar_notes(const kvd_grammar *g); /* "": none; borrowed */
+
+/* From now on the sampler picks only what the grammar allows, from its beginning; NULL: everything
+ * again.  Borrows the grammar.  Such a sampler needs all logits: kvd_sampler_n_best() is 0.
+ * kvd_sampler_accept() is for the penalties alone and does not move it on. */
+KVD_API KVD_MUST_USE kvd_status kvd_sampler_set_grammar(kvd_sampler *sm, kvd_grammar *g,
+                                                        kvd_err *err);
+/* Moves on as if the token had been picked (a text that is taken up again), penalties included;
+ * KVD_E_INVAL if it may not come.  Without a grammar the same as kvd_sampler_accept(). */
+KVD_API KVD_MUST_USE kvd_status kvd_sampler_force(kvd_sampler *sm, int32_t token, kvd_err *err);
+KVD_API bool kvd_sampler_may_end(const kvd_sampler *sm); /* the text is complete as it is */
+/* Where the sampler is in its grammar, to go back to: kvd_sampler_place_bytes() of plain data. */
+KVD_API size_t kvd_sampler_place_bytes(void);
+KVD_API void   kvd_sampler_save_place(const kvd_sampler *sm, void *place);
+KVD_API void   kvd_sampler_load_place(kvd_sampler *sm, const void *place);
+
+typedef enum kvd_tool_event_kind {
+    KVD_TOOL_EVENT_TEXT,  /* text: what is no call */
+    KVD_TOOL_EVENT_BEGIN, /* a call; text: the function's name */
+    KVD_TOOL_EVENT_DELTA, /* text: more of the JSON of its arguments */
+    KVD_TOOL_EVENT_END    /* of the call; complete says whether its JSON was */
+} kvd_tool_event_kind;
+
+typedef struct kvd_tool_event {
+    size_t              struct_size;
+    kvd_tool_event_kind kind;
+    uint32_t            call; /* number of the call, from 0 */
+    const char         *text; /* borrowed until the next feed or flush; zero-terminated */
+    size_t              len;
+    bool                complete;
+} kvd_tool_event;
+
+/* Takes generated text apart, held back only where a call may have begun.  The events, deltas
+ * joined, do not depend on how the text is cut.  What begins like a call and is none is text. */
+KVD_API KVD_MUST_USE kvd_status kvd_tool_open(kvd_tool_stream **out, kvd_tool_format format,
+                                              kvd_err *err);
+KVD_API void                    kvd_tool_close(kvd_tool_stream *s);
+KVD_API KVD_MUST_USE kvd_status kvd_tool_feed(kvd_tool_stream *s, const char *text, size_t len,
+                                              kvd_err *err);
+/* At the end of the text. */
+KVD_API KVD_MUST_USE kvd_status kvd_tool_flush(kvd_tool_stream *s, kvd_err *err);
+/* The next event of what was fed; false: there is none. */
+KVD_API bool kvd_tool_next(kvd_tool_stream *s, kvd_tool_event *out);
 
 #ifdef __cplusplus
 }

@@ -544,14 +544,139 @@ kvd_status kvd_sampler_pick(kvd_sampler *sm, const kvd_session *s, uint32_t row,
     const float   *logits = kvd_logits(s, row);
     const uint32_t need   = engine_sampler_n_best(sm);
 
-    if (logits) {
-        *token = engine_sampler_sample(sm, logits);
-        return KVD_OK;
-    }
+    if (logits)
+        return engine_sampler_take(sm, logits, token, err);
     if (row >= s->n_picks || need == 0 || need > s->best)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "row %u of %u kept rows of %u best logits: the sampler needs %s%u", row,
                         s->n_picks, s->best, need ? "" : "all, not ", need);
     *token = engine_sampler_choose(sm, s->buf.best + (size_t)row * KVD_BEST_MAX, s->best);
     return KVD_OK;
+}
+
+/* ---- constrained generation --------------------------------------------------------- */
+
+struct kvd_grammar {
+    gram *g;
+};
+
+struct kvd_tool_stream {
+    tool_stream *s;
+};
+
+kvd_tool_format kvd_model_tool_format(const kvd_model *m)
+{
+    return m->tools;
+}
+
+bool kvd_token_is_tool_mark(const kvd_model *m, int32_t token)
+{
+    return m->tok && m->tools != KVD_TOOLS_NONE && tool_is_mark(m->tok, token);
+}
+
+kvd_status kvd_grammar_open(kvd_grammar **out, const kvd_model *m, const kvd_grammar_params *p,
+                            kvd_err *err)
+{
+    kvd_grammar_params q;
+    kvd_grammar       *g;
+    kvd_status         st;
+
+    *out = NULL;
+    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_grammar_params", err));
+    g = kvd_calloc(1, sizeof(*g));
+    if (!g)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "grammar: no memory");
+    st = engine_grammar_open(&g->g, (kvd_model *)m, &q, err); /* whose trie is made when needed */
+    if (st == KVD_OK)
+        *out = g;
+    else
+        kvd_free(g);
+    return st;
+}
+
+void kvd_grammar_close(kvd_grammar *g)
+{
+    if (!g)
+        return;
+    gram_close(g->g);
+    kvd_free(g);
+}
+
+const char *kvd_grammar_notes(const kvd_grammar *g)
+{
+    return gram_notes(g->g);
+}
+
+kvd_status kvd_sampler_set_grammar(kvd_sampler *sm, kvd_grammar *g, kvd_err *err)
+{
+    return engine_sampler_set_grammar(sm, g ? g->g : NULL, err);
+}
+
+kvd_status kvd_sampler_force(kvd_sampler *sm, int32_t token, kvd_err *err)
+{
+    return engine_sampler_force(sm, token, err);
+}
+
+bool kvd_sampler_may_end(const kvd_sampler *sm)
+{
+    return engine_sampler_may_end(sm);
+}
+
+size_t kvd_sampler_place_bytes(void)
+{
+    return sizeof(gram_at);
+}
+
+void kvd_sampler_save_place(const kvd_sampler *sm, void *place)
+{
+    memcpy(place, engine_sampler_at((kvd_sampler *)sm), sizeof(gram_at));
+}
+
+void kvd_sampler_load_place(kvd_sampler *sm, const void *place)
+{
+    memcpy(engine_sampler_at(sm), place, sizeof(gram_at));
+}
+
+kvd_status kvd_tool_open(kvd_tool_stream **out, kvd_tool_format format, kvd_err *err)
+{
+    kvd_tool_stream *t = kvd_calloc(1, sizeof(*t));
+    kvd_status       st;
+
+    *out = NULL;
+    if (!t)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "tool calls: no memory");
+    st = tool_stream_open(&t->s, format, err);
+    if (st == KVD_OK)
+        *out = t;
+    else
+        kvd_free(t);
+    return st;
+}
+
+void kvd_tool_close(kvd_tool_stream *t)
+{
+    if (!t)
+        return;
+    tool_stream_close(t->s);
+    kvd_free(t);
+}
+
+kvd_status kvd_tool_feed(kvd_tool_stream *t, const char *text, size_t len, kvd_err *err)
+{
+    return tool_stream_feed(t->s, text, len, err);
+}
+
+kvd_status kvd_tool_flush(kvd_tool_stream *t, kvd_err *err)
+{
+    return tool_stream_flush(t->s, err);
+}
+
+bool kvd_tool_next(kvd_tool_stream *t, kvd_tool_event *out)
+{
+    kvd_tool_event e;
+
+    if (!tool_stream_next(t->s, &e))
+        return false;
+    give_struct(out, &e, sizeof(e));
+    return true;
 }

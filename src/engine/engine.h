@@ -22,17 +22,19 @@
 /* ---- opened model (engine_model.c) ------------------------------------------------ */
 
 struct kvd_model {
-    gguf_file   *file; /* NULL, as tok: the model is only a shape */
-    model       *net;
-    kvd_backend *be;
-    kvd_stream  *stream;
-    tok         *tok;
-    tmpl        *tmpl;      /* NULL: the model has none */
-    char        *tmpl_text; /* zero-terminated source of tmpl */
-    char         name[128], file_type[16];
-    bool         precise;
-    uint32_t     n_reserve; /* times that the backend's scratch may have moved */
-    char         device_error[KVD_ERR_MSG_BYTES]; /* "" until the device has failed */
+    gguf_file            *file; /* NULL, as tok: the model is only a shape */
+    model                *net;
+    kvd_backend          *be;
+    kvd_stream           *stream;
+    tok                  *tok;
+    tmpl                 *tmpl;      /* NULL: the model has none */
+    char                 *tmpl_text; /* zero-terminated source of tmpl */
+    kvd_tool_format       tools;     /* told from it */
+    _Atomic(gram_vocab *) trie;      /* of tok; made when the first grammar is opened */
+    char                  name[128], file_type[16];
+    bool                  precise;
+    uint32_t              n_reserve; /* times that the backend's scratch may have moved */
+    char                  device_error[KVD_ERR_MSG_BYTES]; /* "" until the device has failed */
     bool watched; /* sessions opened from now on let engine_profile look in: steps take the host */
     uint64_t device_memory; /* cap of what a device of its own may hold for us; 0: none */
 };
@@ -47,9 +49,11 @@ kvd_status engine_model_note(kvd_model *m, kvd_status st, const kvd_err *err);
 kvd_status engine_model_alive(const kvd_model *m, kvd_err *err);
 /* Where the device has memory of its own: what may be taken there from now on, scratch included
  * that is held already. */
-uint64_t   engine_model_room(const kvd_model *m);
-uint64_t   engine_model_heap_bytes(const kvd_model *m);
-uint64_t   engine_model_weight_bytes(const kvd_model *m);
+uint64_t engine_model_room(const kvd_model *m);
+uint64_t engine_model_heap_bytes(const kvd_model *m);
+uint64_t engine_model_weight_bytes(const kvd_model *m);
+/* Makes the trie of the vocabulary, which all grammars share, if this is the first. */
+kvd_status engine_grammar_open(gram **out, kvd_model *m, const kvd_grammar_params *p, kvd_err *err);
 kvd_status engine_chat_render(const kvd_model *m, const kvd_chat_request *r, kvd_buf *out,
                               kvd_span **spans, size_t *n_span, kvd_err *err);
 
@@ -347,9 +351,16 @@ kvd_status engine_sampler_open(kvd_sampler **out, uint32_t n_vocab, const kvd_sa
                                kvd_err *err);
 void       engine_sampler_close(kvd_sampler *sm);
 void       engine_sampler_accept(kvd_sampler *sm, int32_t token);
+/* With a grammar it may fail: then nothing was accepted.  sample: -1 then. */
+kvd_status engine_sampler_take(kvd_sampler *sm, const float *logits, int32_t *token, kvd_err *err);
 int32_t    engine_sampler_sample(kvd_sampler *sm, const float *logits);
 /* How many of the best logits decide; 0: all do.  choose: the same token from n of them. */
 uint32_t engine_sampler_n_best(const kvd_sampler *sm);
 int32_t  engine_sampler_choose(kvd_sampler *sm, const kvd_best_item *best, uint32_t n);
+/* Only what g allows from now on, NULL: everything.  Borrows g. */
+kvd_status engine_sampler_set_grammar(kvd_sampler *sm, gram *g, kvd_err *err);
+kvd_status engine_sampler_force(kvd_sampler *sm, int32_t token, kvd_err *err);
+bool       engine_sampler_may_end(const kvd_sampler *sm);
+gram_at   *engine_sampler_at(kvd_sampler *sm); /* where it is in its grammar */
 
 #endif

@@ -217,7 +217,8 @@ static kvd_status open_template(kvd_model *m, const char *given, kvd_err *err)
     m->tmpl_text = kvd_strndup(text.data, text.len);
     if (!m->tmpl_text)
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the chat template");
-    st = tmpl_open(&m->tmpl, text.data, text.len, &why);
+    m->tools = tool_format_of(text.data, text.len);
+    st       = tmpl_open(&m->tmpl, text.data, text.len, &why);
     if (st == KVD_OK)
         st = test_template(m, &why);
     if (st == KVD_OK || st == KVD_E_NOMEM) {
@@ -394,14 +395,48 @@ void engine_model_close(kvd_model *m)
     kvd_backend_close(m->be);
     tmpl_close(m->tmpl);
     kvd_free(m->tmpl_text);
+    gram_vocab_close(atomic_load(&m->trie));
     tok_close(m->tok);
     model_close(m->net);
     gguf_close(m->file);
     kvd_free(m);
 }
 
+/* Two threads may come here at once: one of the tries is kept. */
+static kvd_status open_trie(kvd_model *m, kvd_err *err)
+{
+    gram_vocab *none = NULL, *v;
+
+    if (atomic_load(&m->trie))
+        return KVD_OK;
+    if (!m->tok)
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "grammar: the model has no tokenizer");
+    KVD_TRY(gram_vocab_open(&v, m->tok, err));
+    if (!atomic_compare_exchange_strong(&m->trie, &none, v))
+        gram_vocab_close(v);
+    return KVD_OK;
+}
+
+kvd_status engine_grammar_open(gram **out, kvd_model *m, const kvd_grammar_params *p, kvd_err *err)
+{
+    const gram_desc d = { .schema_json = p->schema_json,
+                          .json_object = p->json_object,
+                          .tools_json  = p->tools_json,
+                          .format      = m->tools,
+                          .choice      = p->tool_choice,
+                          .tool_name   = p->tool_name,
+                          .single_call = p->single_call };
+
+    *out = NULL;
+    KVD_TRY(open_trie(m, err));
+    return gram_open(out, atomic_load(&m->trie), &d, err);
+}
+
 uint64_t engine_model_heap_bytes(const kvd_model *m)
 {
-    return sizeof(*m) + (m->file ? gguf_heap_bytes(m->file) : 0) + model_heap_bytes(m->net) +
+    const gram_vocab *trie = atomic_load(&m->trie);
+
+    return (trie ? gram_vocab_heap_bytes(trie) : 0) + sizeof(*m) +
+           (m->file ? gguf_heap_bytes(m->file) : 0) + model_heap_bytes(m->net) +
            (m->tok ? tok_heap_bytes(m->tok) : 0) + (m->tmpl_text ? strlen(m->tmpl_text) : 0);
 }

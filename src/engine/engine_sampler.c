@@ -5,7 +5,9 @@
  * the logits at temperature 1, then the temperature on what is left - the order llama.cpp's users
  * know.  All memory is taken at open.
  *
- * Without biases and penalties the largest logits are enough, one or top_k of them.
+ * Without biases, penalties and grammar the largest logits are enough, one or top_k of them.  With
+ * a grammar, logits of tokens that may not come become -inf before anything is picked; greedily,
+ * the best one is tried alone first.
  *
  * The history is a ring of the last penalty_last_n tokens with a count per token beside it, so that
  * accepting costs O(1) and penalties two walks over the ring. */
@@ -33,6 +35,9 @@ struct kvd_sampler {
     uint32_t          *count; /* [n_vocab] occurrences in the ring */
     int32_t           *ring;  /* [ring_cap] */
     uint32_t           ring_cap, ring_len, ring_at;
+    gram              *gram; /* NULL: none */
+    gram_at            at;
+    uint64_t          *mask; /* [n_vocab] bits; NULL until there was a grammar */
 };
 
 static kvd_status check_params(uint32_t n_vocab, const kvd_sampler_params *p, kvd_err *err)
@@ -97,6 +102,7 @@ void engine_sampler_close(kvd_sampler *sm)
     kvd_free(sm->cand);
     kvd_free(sm->count);
     kvd_free(sm->ring);
+    kvd_free(sm->mask);
     kvd_free(sm);
 }
 
@@ -260,7 +266,7 @@ uint32_t engine_sampler_n_best(const kvd_sampler *sm)
 {
     const kvd_sampler_params *p = &sm->p;
 
-    if (p->n_bias || penalises(p))
+    if (p->n_bias || penalises(p) || sm->gram)
         return 0;
     if (p->temperature <= 0.0f)
         return 1;
@@ -283,21 +289,76 @@ int32_t engine_sampler_choose(kvd_sampler *sm, const kvd_best_item *best, uint32
     return id;
 }
 
-int32_t engine_sampler_sample(kvd_sampler *sm, const float *logits)
+/* ---- grammar --------------------------------------------------------------------------- */
+
+kvd_status engine_sampler_set_grammar(kvd_sampler *sm, gram *g, kvd_err *err)
 {
-    int32_t  id;
+    if (g && !sm->mask) {
+        sm->mask =
+            kvd_calloc(kvd_max_u64(sm->n_vocab, gram_n_token(g)) / 64 + 1, sizeof(*sm->mask));
+        if (!sm->mask)
+            return kvd_fail(err, KVD_E_NOMEM, 0, "sampler: no memory");
+    }
+    sm->gram = g;
+    if (g)
+        gram_begin(g, &sm->at);
+    return KVD_OK;
+}
+
+gram_at *engine_sampler_at(kvd_sampler *sm)
+{
+    return &sm->at;
+}
+
+bool engine_sampler_may_end(const kvd_sampler *sm)
+{
+    return !sm->gram || gram_may_end(sm->gram, &sm->at);
+}
+
+kvd_status engine_sampler_force(kvd_sampler *sm, int32_t token, kvd_err *err)
+{
+    if (sm->gram)
+        KVD_TRY(gram_accept(sm->gram, &sm->at, token, err));
+    engine_sampler_accept(sm, token);
+    return KVD_OK;
+}
+
+/* Leaves only what the grammar allows. */
+static kvd_status constrain(kvd_sampler *sm, kvd_err *err)
+{
+    if (sm->p.temperature <= 0.0f && gram_allows(sm->gram, &sm->at, argmax(sm->logit, sm->n_vocab)))
+        return KVD_OK;
+    KVD_TRY(gram_mask(sm->gram, &sm->at, sm->mask, err));
+    for (uint32_t i = 0; i < sm->n_vocab; i++)
+        if (!(sm->mask[i / 64] >> (i % 64) & 1))
+            sm->logit[i] = -INFINITY;
+        else if (!(sm->logit[i] > -FLT_MAX)) /* never by a bias, say: still better than nothing */
+            sm->logit[i] = -FLT_MAX;
+    return KVD_OK;
+}
+
+kvd_status engine_sampler_take(kvd_sampler *sm, const float *logits, int32_t *token, kvd_err *err)
+{
     uint32_t n;
 
     memcpy(sm->logit, logits, sm->n_vocab * sizeof(*logits));
     for (size_t i = 0; i < sm->p.n_bias; i++)
         sm->logit[sm->bias[i].token] += sm->bias[i].bias;
     penalise(sm);
+    if (sm->gram)
+        KVD_TRY(constrain(sm, err));
     if (sm->p.temperature <= 0.0f) {
-        id = argmax(sm->logit, sm->n_vocab);
+        *token = argmax(sm->logit, sm->n_vocab);
     } else {
-        n  = candidates(sm);
-        id = n ? draw(sm, cut_tail(sm, n)) : argmax(sm->logit, sm->n_vocab);
+        n      = candidates(sm);
+        *token = n ? draw(sm, cut_tail(sm, n)) : argmax(sm->logit, sm->n_vocab);
     }
-    engine_sampler_accept(sm, id);
-    return id;
+    return engine_sampler_force(sm, *token, err);
+}
+
+int32_t engine_sampler_sample(kvd_sampler *sm, const float *logits)
+{
+    int32_t token;
+
+    return engine_sampler_take(sm, logits, &token, NULL) == KVD_OK ? token : -1;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text.h - the door to text/: UTF-8, tokenizers, chat templates.  Stands on base/ only: what a
- * tokenizer needs of a model file comes in as plain arrays (tok_vocab).
- * Thread: a tok and a tmpl are immutable once opened, any thread; a tok_stream has one owner. */
+/* text.h - the door to text/: UTF-8, tokenizers, chat templates, grammars, tool calls.  Stands on
+ * base/ only: what a tokenizer needs of a model file comes in as plain arrays (tok_vocab).
+ * Thread: a tok, a tmpl and a gram_vocab are immutable once opened, any thread; a tok_stream, a
+ * tool_stream and a gram have one owner at a time. */
 #ifndef KVD_TEXT_H
 #define KVD_TEXT_H
 
@@ -126,5 +127,76 @@ typedef struct tmpl_input {
  * out, *spans and *n_span hold nothing new. */
 kvd_status tmpl_render(const tmpl *t, const tmpl_input *in, kvd_buf *out, kvd_span **spans,
                        size_t *n_span, kvd_err *err);
+
+/* ---- tool calls: how a model writes them, told from its chat template --------------- */
+
+kvd_tool_format tool_format_of(const char *chat_template, size_t len);
+const char     *tool_open_mark(kvd_tool_format f);  /* "<tool_call>" */
+const char     *tool_close_mark(kvd_tool_format f); /* "": none */
+bool tool_is_mark(const tok *t, int32_t id);        /* a special token that is one of the marks */
+
+/* Generated text to events; see kvd_tool_stream in kvdrive.h. */
+typedef struct tool_stream tool_stream;
+kvd_status                 tool_stream_open(tool_stream **out, kvd_tool_format f, kvd_err *err);
+void                       tool_stream_close(tool_stream *s);
+kvd_status tool_stream_feed(tool_stream *s, const char *text, size_t len, kvd_err *err);
+kvd_status tool_stream_flush(tool_stream *s, kvd_err *err);
+bool       tool_stream_next(tool_stream *s, kvd_tool_event *out);
+
+/* ---- grammars: which tokens may come next ------------------------------------------- */
+
+#define GRAM_MAX_DEPTH 64 /* brackets open at a time, with the string inside */
+
+typedef struct gram_vocab gram_vocab; /* prefix trie of a tokenizer, which it borrows */
+typedef struct gram       gram;
+
+kvd_status gram_vocab_open(gram_vocab **out, const tok *t, kvd_err *err);
+void       gram_vocab_close(gram_vocab *v);
+uint64_t   gram_vocab_heap_bytes(const gram_vocab *v);
+
+typedef struct gram_desc { /* one of schema_json, json_object, tools_json */
+    const char     *schema_json;
+    bool            json_object;
+    const char     *tools_json;
+    kvd_tool_format format;
+    kvd_tool_choice choice;
+    const char     *tool_name; /* the function that must be called; NULL: any */
+    bool            single_call;
+} gram_desc;
+
+/* Borrows v.  What a schema asks for and cannot be had, and what is beyond a limit (gram_impl.h),
+ * is KVD_E_INVAL or KVD_E_UNSUPPORTED by name. */
+kvd_status  gram_open(gram **out, const gram_vocab *v, const gram_desc *d, kvd_err *err);
+void        gram_close(gram *g);
+uint64_t    gram_heap_bytes(const gram *g);
+const char *gram_notes(const gram *g); /* "": nothing was relaxed */
+uint32_t    gram_n_token(const gram *g);
+
+/* Where a text is in a grammar: plain data, good for this grammar alone. */
+typedef struct gram_at {
+    uint32_t depth, white;
+    bool     ended; /* an end of generation was accepted */
+    struct {
+        uint32_t set, count;
+    } frame[GRAM_MAX_DEPTH];
+} gram_at;
+
+void gram_begin(const gram *g, gram_at *at);
+/* The tokens that may come, ends of generation where the text may end: tok_n_token() bits.  An
+ * error if there are none, or the grammar has met a limit.  Allocates nothing; nor do the others.
+ */
+kvd_status gram_mask(gram *g, const gram_at *at, uint64_t *bits, kvd_err *err);
+bool       gram_allows(gram *g, const gram_at *at, int32_t token);
+/* KVD_E_INVAL if the token may not come; at is then as it was. */
+kvd_status gram_accept(gram *g, gram_at *at, int32_t token, kvd_err *err);
+kvd_status gram_accept_text(gram *g, gram_at *at, const char *text, size_t len, kvd_err *err);
+bool       gram_may_end(const gram *g, const gram_at *at);
+
+typedef struct gram_stats {
+    uint64_t n_mask, n_cached; /* masks made; of them from what was kept */
+    uint32_t n_rule, n_node, n_set, n_trie;
+    uint64_t n_visited; /* nodes of the trie, in all masks */
+} gram_stats;
+void gram_get_stats(const gram *g, gram_stats *out);
 
 #endif

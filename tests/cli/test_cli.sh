@@ -56,6 +56,16 @@ expect "bad bias" 2 'ID\+B' "$kvd" run -m $tiny/llama.gguf --raw -p x -l 5
 expect "greedy repeats" 0 '"finish_reason":"length".*"prompt_tokens":4' \
     "$kvd" run -m $tiny/llama.gguf \
     --raw -p hello -n 8 --temp 0 --json
+expect "answer by a schema" 0 '"text":"\[1, ?2\]".*"finish_reason":"stop"' \
+    "$kvd" run -m $tiny/qwen2.gguf --raw -p hello -n 30 --temp 1 --seed 5 --json \
+    --json-schema '{"enum":[[1,2]]}' -l 9-100,10-100,13-100,32-100
+printf '{"type":"object","properties":{"a":{"not":{}}}}' >"$tmp/schema.json"
+expect "a schema that cannot be applied" 2 'not is not supported \(at /a\)' \
+    "$kvd" run -m $tiny/qwen2.gguf --raw -p x --json-schema "$tmp/schema.json"
+expect "two forms" 2 'one of schema_json, json_object' \
+    "$kvd" run -m $tiny/qwen2.gguf --raw -p x --json-schema '{}' --json-object
+expect "a schema and no end" 2 'ignore-eos does not go' \
+    "$kvd" run -m $tiny/qwen2.gguf --raw -p x --json-schema '{}' --ignore-eos
 expect "llama.cpp's options" 0 '-fa is llama.cpp.s and changes nothing here' \
     "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 -fa on --no-mmap -mg 0 -sm none
 expect "not in the help" 1 '' sh -c "$kvd run --help | grep -q flash-attn"
