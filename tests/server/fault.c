@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* fault.c - linked into kvdrive_fault: a device that goes wrong.  SIGUSR1: the next evaluation
+ * fails for good; SIGUSR2: it never returns.  The linker puts this in kvd_eval()'s place. */
+#include <signal.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+static volatile sig_atomic_t fault;
+
+kvd_status __real_kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
+kvd_status __wrap_kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
+
+static void on_signal(int sig)
+{
+    fault = sig;
+}
+
+__attribute__((constructor)) static void arm(void)
+{
+    signal(SIGUSR1, on_signal);
+    signal(SIGUSR2, on_signal);
+}
+
+kvd_status __wrap_kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
+{
+    usleep(2000); /* steps of a tiny model are too short for anything to come in between */
+    if (fault == SIGUSR1)
+        return kvd_fail(err, KVD_E_DEVICE, 0, "the device has failed, as the test asked for");
+    while (fault == SIGUSR2)
+        usleep(100000);
+    return __real_kvd_eval(s, b, err);
+}

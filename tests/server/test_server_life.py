@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How the server ends: told to stop, told twice, a device that fails, a step that hangs, killed;
+and what a new one finds of its cache."""
+import json
+import os
+import signal
+import threading
+import time
+
+from kvserver import SLOW, Directory, Server, main, text_of
+
+COMPLETION = "/v1/completions"
+FAULT = os.environ["KVDRIVE_FAULT"]
+BIAS = {"261": -100}
+LONG = {"prompt": [67] * 50, "max_tokens": 3500, "logit_bias": BIAS}
+
+
+def in_thread(function):
+    out = []
+
+    def run():
+        try:
+            out.append(function())
+        except Exception as e:
+            out.append(e)
+
+    t = threading.Thread(target=run)
+    t.start()
+    return t, out
+
+
+def end(s, seconds):
+    start = time.monotonic()
+    s.process.wait(seconds * SLOW)
+    s.reader.join(5)
+    return s.process.returncode, time.monotonic() - start
+
+
+def test_stop_lets_requests_finish():
+    with Server(program=FAULT) as s:
+        t, out = in_thread(lambda: list(s.stream(COMPLETION, {**LONG, "max_tokens": 300})))
+        s.wait_for(lambda: s.slots()["running"] == 1)
+        s.process.terminate()
+        time.sleep(0.1)
+        try:
+            s.raw()
+            raise AssertionError("it still listens")
+        except ConnectionRefusedError:
+            pass
+        code, took = end(s, 10)
+        t.join()
+        assert code == 0 and out[0][-1] == "[DONE]", (code, out)
+        assert len(text_of(out[0]).encode()) >= 300
+
+
+def test_stop_cancels_after_grace():
+    with Server("--grace", "0.5", "--parallel", "1", program=FAULT) as s:
+        streamed = in_thread(lambda: list(s.stream(COMPLETION, LONG)))
+        s.wait_for(lambda: s.slots()["running"] == 1)
+        whole = in_thread(lambda: s.call("POST", COMPLETION, LONG))
+        s.wait_for(lambda: s.slots()["waiting"] == 1)
+        s.process.terminate()
+        code, took = end(s, 10)
+        for t, _ in (streamed, whole):
+            t.join()
+        assert code == 0 and 0.4 < took < 2.5 * SLOW, (code, took)
+        assert "stopping" in json.dumps(streamed[1][0][-1]), streamed[1][0][-1]
+        assert whole[1][0][0] == 503, whole
+
+
+def test_second_signal_ends_at_once():
+    with Server(program=FAULT) as s:
+        s.exits = (128 + signal.SIGTERM,)
+        t, out = in_thread(lambda: list(s.stream(COMPLETION, LONG)))
+        s.wait_for(lambda: s.slots()["running"] == 1)
+        s.process.terminate()
+        time.sleep(0.1)
+        s.process.terminate()
+        code, took = end(s, 5)
+        t.join()
+        assert code == 128 + signal.SIGTERM and took < 1 * SLOW
+
+
+def broken(s, sig, seconds):
+    """After the signal: health 503 within a second, requests get errors, the program ends."""
+    streamed = in_thread(lambda: list(s.stream(COMPLETION, LONG)))
+    whole = in_thread(lambda: s.call("POST", COMPLETION, LONG))
+    s.wait_for(lambda: s.slots()["running"] == 2)
+    s.process.send_signal(sig)
+    s.wait_for(lambda: s.call("GET", "/health")[0] == 503, seconds)
+    code, took = end(s, 10)
+    for t, _ in (streamed, whole):
+        t.join()
+    assert code == 1, code
+    assert "error" in streamed[1][0][-1], streamed[1][0][-1]
+    assert whole[1][0][0] in (500, 503), whole
+    json.loads(whole[1][0][2])
+
+
+def test_device_fails():
+    with Directory() as d:
+        ask = {"prompt": "what was known " * 60, "max_tokens": 4, "logit_bias": BIAS}
+        with Server("--cache-dir", d, program=FAULT) as s:
+            s.exits = (1,)
+            want = s.post(COMPLETION, ask)
+            time.sleep(1.0)  # stored blocks are flushed while it is idle
+            broken(s, signal.SIGUSR1, 1)
+            assert any("device has failed" in line for line in s.lines)
+        with Server("--cache-dir", d) as s:  # the store is as it was
+            a = s.post(COMPLETION, ask)
+            n = a["usage"]["prompt_tokens"]
+            assert a["usage"]["prompt_tokens_details"]["cached_by_tier"]["disk"] == n - 1
+            assert a["choices"] == want["choices"]
+
+
+def test_step_hangs():
+    with Server("--stall-timeout", "1", program=FAULT) as s:
+        s.exits = (1,)
+        broken(s, signal.SIGUSR2, 3)
+
+
+def test_killed_and_started_again():
+    """Same directory after SIGKILL: the conversation goes on, with the text of an unbroken run."""
+    with Directory() as d:
+        ask = {"prompt": "a long story " * 150, "max_tokens": 30, "logit_bias": BIAS}
+        with Server("--deterministic") as s:
+            want = s.post(COMPLETION, ask)["choices"]
+        with Server("--deterministic", "--cache-dir", d) as s:
+            s.exits = (-signal.SIGKILL,)
+            assert s.post(COMPLETION, ask)["choices"] == want
+            time.sleep(1.0)
+            s.process.kill()
+            end(s, 5)
+        with Server("--deterministic", "--cache-dir", d) as s:
+            a = s.post(COMPLETION, {**ask})
+            u = a["usage"]
+            assert u["prompt_tokens_details"]["cached_by_tier"]["disk"] == u["prompt_tokens"] - 1
+            assert a["choices"] == want
+            salted = s.post(COMPLETION, {**ask, "cache_salt": "x"})
+            assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            assert salted["choices"] == want
+            status, _, data = s.call("DELETE", "/cache")
+            assert status == 200 and json.loads(data)["units"] == 0 and \
+                json.loads(data)["removed_units"] > 0, data
+            a = s.post(COMPLETION, ask)
+            assert a["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            assert a["choices"] == want
+
+
+def test_tiers():
+    """Less device memory than the context takes: the same text, and the host's part is told."""
+    with Server("--deterministic", "--parallel", "2") as s:
+        ask = [{"prompt": "tiers %d " % i * 180, "max_tokens": 20, "logit_bias": BIAS}
+               for i in range(3)]
+        want = [s.post(COMPLETION, a)["choices"] for a in ask]
+    with Server("--deterministic", "--parallel", "2", "--kv-device", "1500K") as s:
+        assert s.get("/props")["kv_resident"] is False
+        assert [s.post(COMPLETION, a)["choices"] for a in ask] == want
+        a = s.post(COMPLETION, ask[2])
+        assert a["choices"] == want[2]
+        assert a["usage"]["prompt_tokens_details"]["cached_by_tier"]["host"] > 0
+
+
+if __name__ == "__main__":
+    main(globals())
