@@ -78,14 +78,18 @@ void srv_gen_tell_echo(srv_gen *g, srv_engine *e);
 
 /* ---- the pace (srv_pace.c) ------------------------------------------------------------ */
 
-#define SRV_PACE_ROWS 64u
+#define SRV_PACE_ROWS  64u
+#define SRV_PACE_SIZES 15u /* of pieces: 1 to 16,384 tokens */
 typedef struct srv_pace {
-    double gap_ns;                      /* what a step beside a prompt may take; 0: by quiet */
-    double quiet_ns[SRV_PACE_ROWS + 1]; /* of a step without prompts, by its rows; 0: not known */
-    double token_ns;                    /* of a prompt's token beside them; 0: not known */
+    double   gap_ns;                      /* what a step beside a prompt may take; 0: by quiet */
+    double   quiet_ns[SRV_PACE_ROWS + 1]; /* of a step without prompts, by its rows; 0: not known */
+    double   extra_ns[SRV_PACE_SIZES];    /* that a piece of 2^i tokens adds; 0: not known */
+    double   token_ns;                    /* of a prompt's token in a step of prompts alone */
+    uint32_t n_mixed;                     /* steps beside prompts */
 } srv_pace;
-/* Tokens of prompts that the next step may take beside n_row answers. */
-uint32_t srv_pace_budget(const srv_pace *p, uint32_t n_row, uint32_t most);
+/* Tokens of prompts that the next step takes beside n_row answers; only to be asked where there are
+ * prompts. */
+uint32_t srv_pace_budget(srv_pace *p, uint32_t n_row, uint32_t most);
 void     srv_pace_learn(srv_pace *p, uint32_t n_row, uint32_t n_prompt, double ns);
 
 /* ---- engine (srv_engine.c) --------------------------------------------------------- */

@@ -136,8 +136,11 @@ static srv_slot *oldest_prompt(srv_engine *e)
 
 static void add_prompts(srv_engine *e)
 {
-    uint32_t  n = srv_pace_budget(&e->pace, e->n_answer, e->p.n_batch - e->n_row);
+    uint32_t  n = 0;
     srv_slot *s;
+
+    if (oldest_prompt(e))
+        n = srv_pace_budget(&e->pace, e->n_answer, e->p.n_batch - e->n_row);
 
     while (n > 0 && (s = oldest_prompt(e))) {
         const uint32_t k = piece_of(e, s, n);
