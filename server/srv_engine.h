@@ -91,6 +91,9 @@ typedef struct srv_pace {
  * prompts. */
 uint32_t srv_pace_budget(srv_pace *p, uint32_t n_row, uint32_t most);
 void     srv_pace_learn(srv_pace *p, uint32_t n_row, uint32_t n_prompt, double ns);
+/* Tokens of the only prompt there is that go through the layers together, at least `least`; others
+ * that come meanwhile wait for them. */
+uint32_t srv_pace_part(const srv_pace *p, uint32_t least);
 
 /* ---- engine (srv_engine.c) --------------------------------------------------------- */
 
@@ -130,6 +133,7 @@ typedef struct srv_engine_params {
     uint32_t     n_seq, n_ctx, n_batch, n_logits, n_vocab;
     uint64_t     n_block; /* capacity */
     bool         resident;
+    bool         parts;  /* prompts go faster in large parts than in batches: srv_pace_part() */
     bool         cached; /* there is a prefix cache */
     uint32_t     n_queue;
     double       gap_ms;
@@ -195,9 +199,11 @@ void srv_sched_admit(srv_engine *e);
 /* Whether there is room for what the step needs; makes it, or preempts. */
 void srv_sched_make_room(srv_engine *e);
 void srv_sched_release(srv_engine *e, srv_slot *s);
-void srv_sched_enqueue(srv_engine *e, srv_gen *g, bool first);
-void srv_sched_drop_canceled(srv_engine *e);
-void srv_sched_drop_idle(srv_engine *e);
+/* A slot's prompt goes on piece by piece. */
+kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err);
+void       srv_sched_enqueue(srv_engine *e, srv_gen *g, bool first);
+void       srv_sched_drop_canceled(srv_engine *e);
+void       srv_sched_drop_idle(srv_engine *e);
 /* A job waits no more: it has run, or never will. */
 void srv_sched_stop_waiting(srv_engine *e, srv_job *j);
 

@@ -118,20 +118,28 @@ static bool says_now(srv_job *j, const srv_call *c)
     return c->streams || ended;
 }
 
-static void take_told(srv *s)
+/* The lock is not held while a job is looked at: it may be told again meanwhile. */
+static srv_job *next_told(srv *s)
 {
-    srv_job *j, *next;
+    srv_job *j;
 
     pthread_mutex_lock(&s->lock);
-    j       = s->told;
-    s->told = NULL;
-    for (srv_job *k = j; k; k = k->next_told)
-        k->told = false;
+    j = s->told;
+    if (j) {
+        s->told = j->next_told;
+        j->told = false;
+    }
     pthread_mutex_unlock(&s->lock);
-    for (; j; j = next) {
+    return j;
+}
+
+static void take_told(srv *s)
+{
+    srv_job *j;
+
+    while ((j = next_told(s))) {
         srv_call *c = j->conn;
 
-        next = j->next_told;
         if (c && says_now(j, c))
             srv_http_resume(c);
         srv_job_unref(j);
@@ -269,6 +277,7 @@ static kvd_status open_engine(srv *s, kvd_session *session, kvd_err *err)
                                  .n_vocab  = s->info.n_vocab,
                                  .n_block  = st.kv_capacity_tokens / SRV_BLOCK_TOKENS,
                                  .resident = plan->kv_resident,
+                                 .parts    = plan->device_bytes > 0 || !plan->kv_resident,
                                  .cached   = true,
                                  .n_queue  = s->p.n_queue,
                                  .gap_ms   = s->p.gap_ms,

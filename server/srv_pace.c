@@ -17,6 +17,8 @@
 #define TRY_ABOVE       3u    /* sizes above, in turn */
 #define ALONE_NS        250e6 /* of a step with prompts alone: how long a cancellation may wait */
 #define ALONE_FIRST     128u
+#define PART_NS         2e9
+#define PART_MAX        16384u
 #define PIECE_MIN_ALONE 32u
 
 /* A single slow step says little: it counts at most as twice what was known. */
@@ -91,6 +93,15 @@ uint32_t srv_pace_budget(srv_pace *p, uint32_t n_row, uint32_t most)
     if (p->n_mixed % TRY_EVERY == 1)
         size += 1 + p->n_mixed / TRY_EVERY % TRY_ABOVE;
     return 1u << (size < n_size ? size : n_size - 1);
+}
+
+uint32_t srv_pace_part(const srv_pace *p, uint32_t least)
+{
+    const double n = p->token_ns > 0.0 ? PART_NS / p->token_ns : least;
+
+    if (n < least)
+        return least;
+    return n < (double)PART_MAX ? (uint32_t)n : PART_MAX;
 }
 
 void srv_pace_learn(srv_pace *p, uint32_t n_row, uint32_t n_prompt, double ns)

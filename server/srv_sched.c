@@ -306,20 +306,27 @@ static void count_cached(srv_engine *e, srv_gen *g, uint32_t kept, uint32_t know
     e->counts.n_prompt += g->n_prompt;
 }
 
+kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err)
+{
+    const srv_request *r = &s->gen->job->req;
+    kvd_prompt         p = KVD_PROMPT_INIT;
+
+    p.token      = s->gen->token;
+    p.n_token    = s->gen->n_token;
+    p.salt       = r->salt;
+    p.salt_bytes = r->n_salt;
+    return kvd_prompt_begin(e->p.session, (uint32_t)(s - e->slot), &p, err);
+}
+
 /* The slot holds the first `kept` tokens; the store may know more where that is none. */
 static kvd_status begin_prompt(srv_engine *e, srv_slot *s, srv_gen *g, kvd_err *err)
 {
     const srv_request *r    = &g->job->req;
     const uint32_t     seq  = (uint32_t)(s - e->slot);
     const uint32_t     kept = s->n;
-    kvd_prompt         p    = KVD_PROMPT_INIT;
 
-    p.token      = g->token;
-    p.n_token    = g->n_token;
-    p.salt       = r->salt;
-    p.salt_bytes = r->n_salt;
     if (!g->echo) /* it wants the logits of all of it */
-        KVD_TRY(kvd_prompt_begin(e->p.session, seq, &p, err));
+        KVD_TRY(srv_sched_begin(e, s, err));
     s->n = kvd_seq_len(e->p.session, seq);
     memcpy(s->token, g->token, s->n * sizeof(*s->token));
     memcpy(s->salt, r->salt, r->n_salt);

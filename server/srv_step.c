@@ -191,19 +191,18 @@ static void next_token(srv_engine *e, srv_slot *s, uint32_t row)
         srv_step_finish(e, s, why, stop);
 }
 
-static void tell_progress(srv_engine *e, srv_slot *s)
+static void tell_progress(srv_engine *e, srv_gen *g, uint32_t n_done)
 {
-    srv_gen       *g   = s->gen;
     const uint64_t now = kvd_now_ns();
     srv_event     *ev;
 
     if (!g->job->req.progress || g->n_token > g->n_prompt ||
-        (s->n < g->n_target && now - g->told_ns < PROGRESS_NS))
+        (n_done < g->n_target && now - g->told_ns < PROGRESS_NS))
         return;
     g->told_ns = now;
     ev         = srv_event_new(SRV_EVENT_PROGRESS, g->choice, NULL, 0, 0);
     if (ev) {
-        ev->n_done   = s->n;
+        ev->n_done   = n_done;
         ev->n_total  = g->n_prompt;
         ev->n_cached = g->n_kept;
         ev->ns       = now - g->start_ns;
@@ -225,7 +224,7 @@ static void settle(srv_engine *e, srv_slot *s, uint32_t first, uint32_t n, uint3
         next_token(e, s, want);
         return;
     }
-    tell_progress(e, s);
+    tell_progress(e, g, s->n);
     for (uint32_t i = 0; g->echo && i < n && g->n_token == g->n_prompt; i++)
         srv_gen_echo(g, e, at + i, want + i);
     if (s->n < g->n_target)
@@ -275,13 +274,89 @@ static void fail(srv_engine *e, kvd_status st, const kvd_err *err)
     srv_step_fail_all(e, 500, err->msg);
 }
 
+/* ---- a prompt alone -------------------------------------------------------------------------- */
+
+typedef struct part {
+    srv_engine *e;
+    srv_slot   *s;
+    uint32_t    n;
+} part;
+
+static bool part_goes_on(void *ctx, uint64_t done, uint64_t total)
+{
+    const part *p = ctx;
+    srv_engine *e = p->e;
+    srv_stop    stop;
+    bool        was;
+
+    (void)total;
+    atomic_store_explicit(&e->step_ns, kvd_now_ns(), memory_order_relaxed); /* it is alive */
+    pthread_mutex_lock(&e->lock);
+    stop = e->stop;
+    pthread_mutex_unlock(&e->lock);
+    was = kvd_alloc_guard(false); /* what we tell is no part of the evaluation */
+    tell_progress(e, p->s->gen, p->s->n + (uint32_t)done);
+    kvd_alloc_guard(was);
+    return stop != SRV_STOP_NOW &&
+           !atomic_load_explicit(&p->s->gen->job->canceled, memory_order_relaxed);
+}
+
+/* The only slot that runs, if it has a prompt that should go in parts; or NULL. */
+static srv_slot *only_prompt(srv_engine *e)
+{
+    srv_slot *only = NULL;
+
+    for (uint32_t i = 0; e->p.parts && i < e->p.n_seq; i++) {
+        srv_slot *s = &e->slot[i];
+
+        if (!s->gen)
+            continue;
+        if (only || s->gen->state != SRV_GEN_PROMPT || s->gen->echo ||
+            s->gen->n_target - s->n <= e->p.n_batch)
+            return NULL;
+        only = s;
+    }
+    return only;
+}
+
+/* A part of the prompt, all but the last token at most, through the layers together. */
+static void run_part(srv_engine *e, srv_slot *s)
+{
+    const uint32_t left = s->gen->n_target - s->n - 1;
+    const uint32_t most = srv_pace_part(&e->pace, 2 * e->p.n_batch);
+    part           p    = { .e = e, .s = s, .n = left < most ? left : most };
+    kvd_err        err  = { 0 };
+    const uint64_t t0   = kvd_now_ns();
+    kvd_status     st;
+
+    st = kvd_prefill(e->p.session, (uint32_t)(s - e->slot), s->gen->token + s->n, p.n, part_goes_on,
+                     &p, &err);
+    atomic_store_explicit(&e->step_ns, 0, memory_order_relaxed);
+    if (st == KVD_OK) {
+        srv_pace_learn(&e->pace, 0, p.n, (double)(kvd_now_ns() - t0));
+        memcpy(s->token + s->n, s->gen->token + s->n, p.n * sizeof(*s->token));
+        s->n += p.n;
+        st = srv_sched_begin(e, s, &err);
+    }
+    e->n_row = e->n_answer = e->n_piece = 0;
+    if (st == KVD_E_DEVICE)
+        fail(e, st, &err);
+    else if (st != KVD_OK && st != KVD_E_CANCELED)
+        srv_step_fail(e, s->gen->job, st == KVD_E_NOMEM ? 503 : 500, err.msg);
+}
+
 bool srv_step_run(srv_engine *e)
 {
-    kvd_batch  b   = KVD_BATCH_INIT;
-    kvd_err    err = { 0 };
+    srv_slot  *only = only_prompt(e);
+    kvd_batch  b    = KVD_BATCH_INIT;
+    kvd_err    err  = { 0 };
     uint64_t   t0;
     kvd_status st;
 
+    if (only) {
+        run_part(e, only);
+        return true;
+    }
     e->n_row = e->n_want = e->n_answer = e->n_piece = 0;
     memset(e->slot_rows, 0, e->p.n_seq * sizeof(*e->slot_rows));
     add_answers(e);

@@ -2,11 +2,12 @@
 /* fault.c - linked into kvdrive_fault: a device that goes wrong.  SIGUSR1: the next evaluation
  * fails for good; SIGUSR2: it never returns.  The linker puts this in kvd_eval()'s place. */
 #include <signal.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "base/base.h"
 
-static volatile sig_atomic_t fault;
+static atomic_int fault;
 
 kvd_status __real_kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
 kvd_status __wrap_kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);

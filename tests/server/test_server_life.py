@@ -160,6 +160,16 @@ def test_tiers():
         a = s.post(COMPLETION, ask[2])
         assert a["choices"] == want[2]
         assert a["usage"]["prompt_tokens_details"]["cached_by_tier"]["host"] > 0
+        # a long prompt alone goes in parts: it tells how far it is, and can be left
+        long = {"prompt": [72] * 3900, "max_tokens": 2, "stream": True, "return_progress": True}
+        events = [e for e in s.stream(COMPLETION, long) if e != "[DONE]"]
+        done = [e["prompt_progress"]["processed"] for e in events if "prompt_progress" in e]
+        assert done and done[-1] == 3900 and done == sorted(done), events
+        c = s.raw_post(COMPLETION, {**long, "cache_salt": "other"})
+        s.wait_for(lambda: s.slots()["running"] == 1)
+        c.close()
+        s.wait_idle()
+        assert s.post(COMPLETION, ask[2])["choices"] == want[2]
 
 
 if __name__ == "__main__":
