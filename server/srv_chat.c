@@ -199,7 +199,7 @@ static bool get_prompt(srv_fields *f, srv_request *r)
 
     r->input = kvd_calloc(1, sizeof(*r->input));
     if (!r->input)
-        return srv_fields_bad(f, NULL, "no memory for the prompt");
+        return srv_fields_full(f, "no memory for the prompt");
     r->n_input = 1;
     ok         = srv_render(f, &text, &len, &spans, &n) &&
          srv_tokenize(f, text, len, spans, n, true, &r->input[0]);

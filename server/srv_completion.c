@@ -200,7 +200,7 @@ static bool get_ids(srv_fields *f, const json_t *list, srv_input *in)
 
     in->token = kvd_calloc(json_array_size(list), sizeof(*in->token));
     if (!in->token)
-        return srv_fields_bad(f, "prompt", "no memory for it");
+        return srv_fields_full(f, "no memory for it");
     json_array_foreach(list, i, v)
     {
         const json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
@@ -237,7 +237,7 @@ static bool get_prompts(srv_fields *f, srv_request *r)
                               r->n, SRV_CHOICE_MAX);
     r->input = kvd_calloc(n, sizeof(*r->input));
     if (!r->input)
-        return srv_fields_bad(f, "prompt", "no memory for it");
+        return srv_fields_full(f, "no memory for it");
     for (r->n_input = 0; r->n_input < n; r->n_input++) {
         srv_input *in = &r->input[r->n_input];
 

@@ -70,6 +70,28 @@ bool srv_fields_bad(srv_fields *f, const char *name, const char *fmt, ...)
     return false;
 }
 
+bool srv_fields_full(srv_fields *f, const char *fmt, ...)
+{
+    char    msg[200];
+    va_list ap;
+
+    if (f->bad)
+        return false;
+    va_start(ap, fmt);
+    vsnprintf(msg, sizeof(msg), fmt, ap);
+    va_end(ap);
+    f->bad = true;
+    srv_reply_error(f->reply, 503, NULL, NULL, "%s", msg);
+    return false;
+}
+
+bool srv_fields_status(srv_fields *f, const char *name, kvd_status st, const kvd_err *err)
+{
+    if (st == KVD_E_NOMEM)
+        return srv_fields_full(f, "%s", err->msg);
+    return st == KVD_OK || srv_fields_bad(f, name, "%s", err->msg);
+}
+
 json_t *srv_get(const json_t *o, const char *name)
 {
     json_t *v = json_object_get(o, name);

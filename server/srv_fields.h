@@ -24,6 +24,10 @@ bool srv_fields_open(srv_fields *f, srv *s, srv_call *c);
 void srv_fields_close(srv_fields *f);
 /* Says what is wrong with a field; always false. */
 bool srv_fields_bad(srv_fields *f, const char *name, const char *fmt, ...) KVD_PRINTF(3, 4);
+/* It is not the request that is wrong: 503.  Always false. */
+bool srv_fields_full(srv_fields *f, const char *fmt, ...) KVD_PRINTF(2, 3);
+/* Either, as the library says; true: neither. */
+bool srv_fields_status(srv_fields *f, const char *name, kvd_status st, const kvd_err *err);
 
 void srv_get_bool(srv_fields *f, const json_t *o, const char *name, bool *out);
 void srv_get_int(srv_fields *f, const json_t *o, const char *name, int64_t min, int64_t max,

@@ -71,15 +71,22 @@ static size_t bytes_of(const srv_event *e)
 
 void srv_job_add(srv_job *j, srv_event *e)
 {
+    bool lost;
+
     pthread_mutex_lock(&j->lock);
-    if (j->last)
-        j->last->next = e;
-    else
-        j->first = e;
-    j->last = e;
-    j->bytes += bytes_of(e);
-    j->ended = j->ended || e->kind == SRV_EVENT_END || e->kind == SRV_EVENT_ERROR;
+    lost = j->lost;
+    if (!lost) {
+        if (j->last)
+            j->last->next = e;
+        else
+            j->first = e;
+        j->last = e;
+        j->bytes += bytes_of(e);
+        j->ended = j->ended || e->kind == SRV_EVENT_END || e->kind == SRV_EVENT_ERROR;
+    }
     pthread_mutex_unlock(&j->lock);
+    if (lost) /* what came before it is not complete */
+        srv_event_free(e);
 }
 
 void srv_job_lose(srv_job *j)

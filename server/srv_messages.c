@@ -60,7 +60,7 @@ static bool normalise_content(srv_fields *f, json_t *m, const char *role, const 
         json_t *text = join_parts(f, v, where);
 
         if (!text || json_object_set_new(m, "content", text) != 0)
-            return srv_fields_bad(f, where, "no memory for its content");
+            return srv_fields_full(f, "no memory for its content");
         return true;
     }
     if (v && !json_is_null(v))
@@ -68,7 +68,7 @@ static bool normalise_content(srv_fields *f, json_t *m, const char *role, const 
     if (strcmp(role, "assistant") != 0 || !srv_get(m, "tool_calls"))
         return srv_fields_bad(f, where, "content is missing");
     return json_object_set_new(m, "content", json_string("")) == 0 ||
-           srv_fields_bad(f, where, "no memory for its content");
+           srv_fields_full(f, "no memory for its content");
 }
 
 static bool normalise(srv_fields *f, json_t *m, size_t i)
@@ -85,7 +85,7 @@ static bool normalise(srv_fields *f, json_t *m, size_t i)
         return false;
     if (strcmp(json_string_value(role), "developer") == 0 &&
         json_object_set_new(m, "role", json_string("system")) != 0)
-        return srv_fields_bad(f, where, "no memory for its role");
+        return srv_fields_full(f, "no memory for its role");
     return true;
 }
 
@@ -99,7 +99,7 @@ static bool dump(srv_fields *f, const json_t *v, kvd_buf *b)
 {
     if (json_dump_callback(v, put_dump, b, JSON_COMPACT) == 0 && !b->oom)
         return true;
-    return srv_fields_bad(f, NULL, "no memory for the messages");
+    return srv_fields_full(f, "no memory for the messages");
 }
 
 static bool render(srv_fields *f, const kvd_buf *messages, const kvd_buf *vars, bool generate,
@@ -107,13 +107,13 @@ static bool render(srv_fields *f, const kvd_buf *messages, const kvd_buf *vars, 
 {
     kvd_chat_request r   = KVD_CHAT_REQUEST_INIT;
     kvd_err          err = { 0 };
+    kvd_status       st;
 
     r.messages_json         = messages->data;
     r.vars_json             = vars->len ? vars->data : NULL;
     r.add_generation_prompt = generate;
-    if (kvd_chat_render(f->s->model, &r, text, len, spans, n_span, &err) == KVD_OK)
-        return true;
-    return srv_fields_bad(f, "messages", "%s", err.msg);
+    st                      = kvd_chat_render(f->s->model, &r, text, len, spans, n_span, &err);
+    return srv_fields_status(f, "messages", st, &err);
 }
 
 bool srv_render(srv_fields *f, char **text, size_t *len, kvd_span **spans, size_t *n_span)

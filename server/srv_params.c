@@ -60,7 +60,7 @@ static void get_bias(srv_fields *f, kvd_sampler_params *p)
     bias    = kvd_calloc(n, sizeof(*bias));
     p->bias = bias;
     if (!bias) {
-        srv_fields_bad(f, "logit_bias", "no memory for it");
+        srv_fields_full(f, "no memory for it");
         return;
     }
     json_object_foreach(o, name, v)
@@ -81,7 +81,7 @@ static bool get_stop(srv_fields *f, srv_request *r, const json_t *v)
         return srv_fields_bad(f, "stop", "more than %u strings", SRV_STOP_MAX);
     r->stop[r->n_stop] = kvd_strndup(json_string_value(v), len);
     if (!r->stop[r->n_stop])
-        return srv_fields_bad(f, "stop", "no memory for it");
+        return srv_fields_full(f, "no memory for it");
     r->stop_len[r->n_stop++] = len;
     return true;
 }
@@ -159,15 +159,15 @@ bool srv_tokenize(srv_fields *f, const char *text, size_t len, const kvd_span *s
     *out       = (srv_input){ 0 };
     out->token = kvd_malloc(cap * sizeof(*out->token));
     if (!out->token)
-        return srv_fields_bad(f, NULL, "no memory for the tokens of %zu bytes", len);
+        return srv_fields_full(f, "no memory for the tokens of %zu bytes", len);
     st = kvd_tokenize(f->s->model, text, len, spans, n_span, bos, out->token, cap, &n, &err);
     if (st == KVD_E_FULL) {
         kvd_free(out->token);
         out->token = kvd_malloc(n * sizeof(*out->token));
         if (!out->token)
-            return srv_fields_bad(f, NULL, "no memory for %zu tokens", n);
+            return srv_fields_full(f, "no memory for %zu tokens", n);
         st = kvd_tokenize(f->s->model, text, len, spans, n_span, bos, out->token, n, &n, &err);
     }
     out->n = (uint32_t)n;
-    return st == KVD_OK || srv_fields_bad(f, NULL, "%s", err.msg);
+    return srv_fields_status(f, NULL, st, &err);
 }

@@ -398,5 +398,5 @@ static bool admit_one(srv_engine *e)
 void srv_sched_admit(srv_engine *e)
 {
     while (admit_one(e))
-        ;
+        srv_sched_drop_canceled(e); /* if it could not even begin */
 }

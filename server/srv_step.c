@@ -9,10 +9,13 @@
 
 void srv_tell(srv_engine *e, srv_job *j, srv_event *ev)
 {
-    if (ev)
+    if (ev) {
         srv_job_add(j, ev);
-    else
+    } else {
         srv_job_lose(j);
+        srv_sched_stop_waiting(e, j);
+        j->over = true;
+    }
     e->p.told(e->p.ctx, j);
 }
 

@@ -57,8 +57,8 @@ static bool detokenize(srv_fields *f, const json_t *list, kvd_buf *out)
 
     if (!json_is_array(list))
         return srv_fields_bad(f, "tokens", "expected a list of tokens");
-    if (kvd_detok_open(&d, f->s->model, &err) != KVD_OK)
-        return srv_fields_bad(f, NULL, "%s", err.msg);
+    if (!srv_fields_status(f, NULL, kvd_detok_open(&d, f->s->model, &err), &err))
+        return false;
     json_array_foreach(list, i, v)
     {
         const json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;

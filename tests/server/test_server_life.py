@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the server ends: told to stop, told twice, a device that fails, a step that hangs, killed;
 and what a new one finds of its cache."""
+import http.client
 import json
 import os
 import signal
@@ -118,6 +119,42 @@ def test_step_hangs():
     with Server("--stall-timeout", "1", program=FAULT) as s:
         s.exits = (1,)
         broken(s, signal.SIGUSR2, 3)
+
+
+def test_memory_fails():
+    """Each allocation on a request's way fails once: that request gets an error, or its connection
+    ends, and the next one the same answer as ever."""
+    ask = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+           "max_tokens": 5, "logprobs": True, "top_logprobs": 2, "stop": ["zzz"],
+           "logit_bias": BIAS}
+    with Server("--parallel", "2", "--deterministic", program=FAULT) as s:
+        want = s.post("/v1/chat/completions", ask)["choices"]
+        text = want[0]["message"]["content"]
+        n_failed = n_good = 0
+        for i in range(2000):
+            s.process.send_signal(signal.SIGWINCH)
+            time.sleep(0.003)
+            stream = i % 2 == 1
+            try:
+                status, _, data = s.call("POST", "/v1/chat/completions", {**ask, "stream": stream})
+                failed = status != 200 or b'"error"' in data
+                assert status in (200, 500, 503), (i, status, data)
+                assert failed or stream or json.loads(data)["choices"] == want, (i, data)
+                if stream and not failed:
+                    events = [json.loads(x[6:]) for x in data.decode().split("\n")
+                              if x.startswith("data: {")]
+                    assert text_of(events) == text and b"[DONE]" in data, (i, data)
+            except (ConnectionError, http.client.HTTPException):
+                failed = True
+                assert s.process.poll() is None, i
+            n_failed += failed
+            n_good = 0 if failed else n_good + 1
+            if n_good == 10:  # a request allocates less often than that
+                break
+        assert n_good == 10 and n_failed > 20, (n_good, n_failed)
+        s.call("POST", "/v1/chat/completions", ask)  # the last one fails here, at the latest
+        s.wait_idle(5)
+        assert s.post("/v1/chat/completions", ask)["choices"] == want
 
 
 def test_killed_and_started_again():
