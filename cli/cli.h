@@ -32,7 +32,8 @@ enum { /* bits of kvd_opt.commands */
        CMD_DOCTOR     = 1 << 7,
        CMD_EVAL       = 1 << 8,
        CMD_CACHE      = 1 << 9,
-       CMD_PROFILE    = 1 << 10
+       CMD_PROFILE    = 1 << 10,
+       CMD_SERVE      = 1 << 11
 };
 
 extern const kvd_opt  cli_options[];
@@ -49,6 +50,7 @@ int cli_doctor(const kvd_opts *o);
 int cli_eval(const kvd_opts *o);
 int cli_profile(const kvd_opts *o);
 int cli_cache(const kvd_opts *o);
+int cli_serve(const kvd_opts *o);
 
 /* ---- cli_bench.c, cli_bench_schedules.c ---------------------------------------------- */
 

@@ -16,6 +16,8 @@ static const command commands[] = {
     { "run", CMD_RUN, 1, cli_run, "-m FILE [-p TEXT] [FILE | -]",
       "answer one prompt, or continue a text (--raw)" },
     { "chat", CMD_CHAT, 0, cli_chat, "-m FILE", "talk, with history; /help inside" },
+    { "serve", CMD_SERVE, 0, cli_serve, "-m FILE [--port N] [--parallel N] [--cache-dir DIR]",
+      "answer many clients over HTTP, in OpenAI's shape" },
     { "bench", CMD_BENCH, 0, cli_bench, "-m FILE [-p N,...] [-n N,...] [-d N,...]",
       "measure prefill and decode speed, also at depth" },
     { "perplexity", CMD_PERPLEXITY, 1, cli_perplexity, "-m FILE TEXTFILE",
@@ -105,11 +107,11 @@ static int run_command(const command *c, int argc, const char *const *argv)
         kvd_opts_print(&o, &text);
         code = print_text(&text);
     } else if (o.n_rest > c->n_arg) {
-        code =
-            cli_usage("%s: unexpected argument '%s'%s", c->name, o.rest[c->n_arg],
-                      c->bit & (CMD_RUN | CMD_TOKENIZE) ? "; a text goes in quotes behind -p"
-                      : c->bit & (CMD_CHAT | CMD_BENCH | CMD_PLAN) ? "; a model file goes behind -m"
-                                                                   : "");
+        code = cli_usage("%s: unexpected argument '%s'%s", c->name, o.rest[c->n_arg],
+                         c->bit & (CMD_RUN | CMD_TOKENIZE) ? "; a text goes in quotes behind -p"
+                         : c->bit & (CMD_CHAT | CMD_BENCH | CMD_PLAN | CMD_SERVE)
+                             ? "; a model file goes behind -m"
+                             : "");
     } else {
         tell_foreign(&o);
         verbose = kvd_opts_flag(&o, "verbose");

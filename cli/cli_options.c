@@ -4,12 +4,15 @@
 #include "cli.h"
 
 #define MODEL (EVAL | CMD_TOKENIZE)
-#define EVAL  (CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PERPLEXITY | CMD_PLAN | CMD_EVAL | CMD_PROFILE)
-#define GEN   (CMD_RUN | CMD_CHAT)
-#define ALL   (MODEL | CMD_INSPECT | CMD_DOCTOR | CMD_CACHE)
-#define STORE (EVAL | CMD_CACHE)
-#define NOLIM 0, 0
-#define MILL  1000000000
+#define EVAL                                                                               \
+    (CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PERPLEXITY | CMD_PLAN | CMD_EVAL | CMD_PROFILE | \
+     CMD_SERVE)
+#define GEN    (CMD_RUN | CMD_CHAT)
+#define SAMPLE (GEN | CMD_SERVE)
+#define ALL    (MODEL | CMD_INSPECT | CMD_DOCTOR | CMD_CACHE)
+#define STORE  (EVAL | CMD_CACHE)
+#define NOLIM  0, 0
+#define MILL   1000000000
 
 const kvd_opt cli_options[] = {
     /* model */
@@ -46,7 +49,7 @@ const kvd_opt cli_options[] = {
     /* context and cache */
     { "ctx-size", "-c", KVD_OPT_INT, "N", "0", 0, MILL, EVAL & ~(uint32_t)(CMD_BENCH | CMD_PROFILE),
       "context in tokens; 0: what prompt and answer need (run; 1,024 for an open answer; eval), "
-      "512 (perplexity), the model's (chat, plan)" },
+      "512 (perplexity), the model's (chat, plan, serve); serve: of each sequence" },
     { "batch-size", "-b", KVD_OPT_INT, "N", "0", 0, 16384, EVAL,
       "tokens that go through the layers together in prefill; 0: 512, on a GPU up to 4,096, as "
       "many as 1 GiB of activations hold" },
@@ -69,7 +72,7 @@ const kvd_opt cli_options[] = {
     { "cap", "", KVD_OPT_NUM, "F", "2", 1, 1024, EVAL,
       "window of recently selected tokens, in budgets" },
     { "plan", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM,
-      CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PLAN | CMD_EVAL | CMD_PROFILE,
+      CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PLAN | CMD_EVAL | CMD_PROFILE | CMD_SERVE,
       "a window for each layer and KV head, as kvdrive profile chose them for this model, in place "
       "of --cap, and its share of a host tier that spills; its budget, too, without --budget" },
     { "fetch", "", KVD_OPT_CHOICE, "deferred|strict", "deferred", NOLIM, EVAL,
@@ -128,7 +131,8 @@ const kvd_opt cli_options[] = {
     { "disk-lag", "", KVD_OPT_INT, "N", "1", 1, 64, EVAL & ~(uint32_t)CMD_BENCH,
       "steps after which a record from disk that its step does not wait for is attended at the "
       "latest; with more than 1 the text depends on the disk's speed" },
-    { "resume", "", KVD_OPT_CHOICE, "exact|sparse", "exact", NOLIM, EVAL & ~(uint32_t)CMD_BENCH,
+    { "resume", "", KVD_OPT_CHOICE, "exact|sparse", "exact", NOLIM,
+      EVAL & ~(uint32_t)(CMD_BENCH | CMD_SERVE),
       "how a prompt goes on behind a prefix that --cache-dir knows: exact reads all of it; sparse "
       "takes up to 256 tokens as steps that read what they select" },
 
@@ -146,21 +150,22 @@ const kvd_opt cli_options[] = {
       "object of further template variables, such as {\"enable_thinking\":false}" },
 
     /* generation */
-    { "predict", "-n --n-predict", KVD_OPT_INT, "N", "-1", -1, MILL, GEN,
+    { "predict", "-n --n-predict", KVD_OPT_INT, "N", "-1", -1, MILL, SAMPLE,
       "most tokens to generate; -1: until the model ends or the context is full" },
     { "seed", "-s", KVD_OPT_INT, "N", "-1", -1, 9007199254740992.0, GEN | CMD_EVAL,
       "seed of the sampler; -1: a new one each time (eval: of the prompts; 42)" },
-    { "temp", "--temperature", KVD_OPT_NUM, "F", "0.8", 0, 1000, GEN, "temperature; 0: greedy" },
-    { "top-k", "", KVD_OPT_INT, "N", "40", 0, MILL, GEN, "sample among the N most likely; 0: off" },
-    { "top-p", "", KVD_OPT_NUM, "F", "0.95", 0, 1, GEN, "smallest set with this mass; 1: off" },
-    { "min-p", "", KVD_OPT_NUM, "F", "0.05", 0, 1, GEN, "at least F times the best; 0: off" },
-    { "repeat-penalty", "", KVD_OPT_NUM, "F", "1", 0.01, 100, GEN,
+    { "temp", "--temperature", KVD_OPT_NUM, "F", "0.8", 0, 1000, SAMPLE, "temperature; 0: greedy" },
+    { "top-k", "", KVD_OPT_INT, "N", "40", 0, MILL, SAMPLE,
+      "sample among the N most likely; 0: off" },
+    { "top-p", "", KVD_OPT_NUM, "F", "0.95", 0, 1, SAMPLE, "smallest set with this mass; 1: off" },
+    { "min-p", "", KVD_OPT_NUM, "F", "0.05", 0, 1, SAMPLE, "at least F times the best; 0: off" },
+    { "repeat-penalty", "", KVD_OPT_NUM, "F", "1", 0.01, 100, SAMPLE,
       "how much less likely tokens become that have occurred; 1: off" },
-    { "presence-penalty", "", KVD_OPT_NUM, "F", "0", -100, 100, GEN,
+    { "presence-penalty", "", KVD_OPT_NUM, "F", "0", -100, 100, SAMPLE,
       "taken off the logit of a token that has occurred; 0: off" },
-    { "frequency-penalty", "", KVD_OPT_NUM, "F", "0", -100, 100, GEN,
+    { "frequency-penalty", "", KVD_OPT_NUM, "F", "0", -100, 100, SAMPLE,
       "the same, for each time it has occurred; 0: off" },
-    { "repeat-last-n", "", KVD_OPT_INT, "N", "64", -1, MILL, GEN,
+    { "repeat-last-n", "", KVD_OPT_INT, "N", "64", -1, MILL, SAMPLE,
       "tokens the penalties look back at; 0: none, -1: as many as can be (1,048,576)" },
     { "logit-bias", "-l", KVD_OPT_TEXT, "ID+B,...", NULL, NOLIM, GEN,
       "add B to the logit of token ID: 15043+1,2-100" },
@@ -168,6 +173,48 @@ const kvd_opt cli_options[] = {
       "the answer is JSON that fits this schema (a file, or the schema itself)" },
     { "json-object", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN, "the answer is a JSON object" },
     { "ignore-eos", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN, "go on past the model's end" },
+
+    /* serve */
+    { "host", "", KVD_OPT_TEXT, "ADDR", "127.0.0.1", NOLIM, CMD_SERVE,
+      "address to listen on; other machines reach only what is not loopback, and then a key is "
+      "asked for" },
+    { "port", "", KVD_OPT_INT, "N", "8080", 0, 65535, CMD_SERVE,
+      "port to listen on; 0: a free one, which the log names" },
+    { "api-key-file", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, CMD_SERVE,
+      "file with the key that every request but /health must carry; KVDRIVE_API_KEY in the "
+      "environment holds the key itself" },
+    { "api-key", "", KVD_OPT_SECRET, "KEY", NULL, NOLIM, CMD_SERVE,
+      "give the key as KVDRIVE_API_KEY in the environment, or in a file (--api-key-file)" },
+    { "without-key", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_SERVE,
+      "serve beyond loopback although there is no key: whoever reaches the port may use it" },
+    { "cors-origin", "", KVD_OPT_TEXT, "ORIGIN", NULL, NOLIM, CMD_SERVE,
+      "origin of web pages that may call, such as https://chat.example, or *; else none may" },
+    { "alias", "-a", KVD_OPT_TEXT, "NAME", NULL, NOLIM, CMD_SERVE,
+      "the model's name in answers; else the file's" },
+    { "parallel", "-np", KVD_OPT_INT, "N", "4", 1, 256, CMD_SERVE,
+      "sequences that are evaluated together; others wait" },
+    { "kv-tokens", "", KVD_OPT_INT, "N", "0", 0, MILL, CMD_SERVE,
+      "tokens that all sequences together may hold; 0: -c times --parallel" },
+    { "queue", "", KVD_OPT_INT, "N", "64", 1, 100000, CMD_SERVE,
+      "requests that may wait; more are told to come back (429)" },
+    { "connections", "", KVD_OPT_INT, "N", "2048", 1, 60000, CMD_SERVE, "connections at a time" },
+    { "body-limit", "", KVD_OPT_SIZE, "SIZE", "32M", NOLIM, CMD_SERVE,
+      "largest body of a request" },
+    { "max-gap", "", KVD_OPT_NUM, "MS", "0", 0, 1e6, CMD_SERVE,
+      "time that a step of answers may take while prompts are evaluated beside them; 0: three "
+      "times as long as without" },
+    { "keepalive", "", KVD_OPT_NUM, "S", "5", 0.05, 3600, CMD_SERVE,
+      "a stream that has nothing to say sends a comment this often" },
+    { "read-timeout", "", KVD_OPT_NUM, "S", "60", 0.1, 86400, CMD_SERVE,
+      "time a request may take to arrive, and a client to read some of its answer" },
+    { "idle-timeout", "", KVD_OPT_NUM, "S", "600", 0.1, 86400, CMD_SERVE,
+      "time a connection may be open without a request" },
+    { "stall-timeout", "", KVD_OPT_NUM, "S", "120", 0.1, 86400, CMD_SERVE,
+      "a step that takes longer has failed, and ends the server" },
+    { "grace", "", KVD_OPT_NUM, "S", "30", 0, 86400, CMD_SERVE,
+      "time that requests have to finish when the server is stopped" },
+    { "log-format", "", KVD_OPT_CHOICE, "text|json", "text", NOLIM, CMD_SERVE,
+      "form of the log on standard error" },
 
     /* output */
     { "json", "", KVD_OPT_FLAG, "", "false", NOLIM,

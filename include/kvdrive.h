@@ -419,6 +419,31 @@ KVD_API KVD_MUST_USE kvd_status kvd_prefill(kvd_session *s, uint32_t seq, const 
                                             size_t n_token, kvd_progress_fn fn, void *ctx,
                                             kvd_err *err);
 KVD_API uint32_t                kvd_seq_len(const kvd_session *s, uint32_t seq); /* tokens held */
+
+#define KVD_SALT_BYTES_MAX 256
+/* A prompt that goes through kvd_eval() in pieces, beside tokens of other sequences. */
+typedef struct kvd_prompt {
+    size_t         struct_size;
+    const int32_t *token; /* [n_token] all that the sequence holds when the prompt is done: what
+                             it holds already comes first.  Read during the call */
+    uint32_t n_token;
+    /* Whose the prompt is: the prefix cache gives it, and what follows, only to prompts of the same
+     * salt.  Of an empty sequence; on a sequence that holds tokens it must be theirs.  0 bytes:
+     * everybody's */
+    const void *salt;
+    size_t      salt_bytes; /* at most KVD_SALT_BYTES_MAX */
+} kvd_prompt;
+#define KVD_PROMPT_INIT                   \
+    {                                     \
+        .struct_size = sizeof(kvd_prompt) \
+    }
+/* Begins it: an empty sequence takes the longest prefix that the prefix cache knows, all but the
+ * last token at most; kvd_seq_len() tells how far that came.  Until the sequence holds n_token
+ * tokens, tokens that kvd_eval() appends to it are the prompt's, and attend to everything; a batch
+ * holds none beyond them (KVD_E_INVAL).  The prompt also ends by kvd_prefill() of the rest, and by
+ * kvd_seq_truncate(). */
+KVD_API KVD_MUST_USE kvd_status kvd_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p,
+                                                 kvd_err *err);
 /* How tokens are attended to from now on.  All sequences start over with an empty window, in the
  * mode that their length asks for.  A window larger than the session was opened for is KVD_E_INVAL;
  * so is an index that takes more room. */
@@ -526,6 +551,10 @@ KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 /* Waits until all that was stored in cache_dir is on the disk and can be found (at most about 10
  * s); an error: some of it is not.  Counts of what was stored are complete then. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_flush(kvd_session *s, kvd_err *err);
+/* Empties the session's prefix cache; what sequences hold stays theirs, and what they need of it
+ * on disk stays there.  *json is the caller's: {"removed_units", "removed_bytes", "units",
+ * "bytes"}, all 0 without a cache. */
+KVD_API KVD_MUST_USE kvd_status kvd_session_clear_cache(kvd_session *s, char **json, kvd_err *err);
 /* n_selected and n_hit of one layer and KV head; false: there is none. */
 KVD_API bool kvd_session_get_lane(const kvd_session *s, uint32_t layer, uint32_t kv_head,
                                   uint64_t *n_selected, uint64_t *n_hit);

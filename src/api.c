@@ -373,6 +373,17 @@ kvd_status kvd_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_
     return engine_model_note(s->model, engine_prefill(s, seq, token, n_token, fn, ctx, err), err);
 }
 
+kvd_status kvd_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p, kvd_err *err)
+{
+    kvd_prompt q;
+    kvd_err    own = { 0 };
+
+    err = err ? err : &own;
+    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_prompt", err));
+    KVD_TRY(engine_model_alive(s->model, err));
+    return engine_model_note(s->model, engine_prompt_begin(s, seq, &q, err), err);
+}
+
 uint32_t kvd_seq_len(const kvd_session *s, uint32_t seq)
 {
     return seq < s->params.n_seq ? s->seq[seq].n_token : 0;
@@ -476,6 +487,21 @@ kvd_status kvd_session_flush(kvd_session *s, kvd_err *err)
 
     err = err ? err : &own;
     return engine_model_note(s->model, kv_flush(s->kv, err), err);
+}
+
+kvd_status kvd_session_clear_cache(kvd_session *s, char **json, kvd_err *err)
+{
+    kvd_buf    b   = { 0 };
+    kvd_err    own = { 0 };
+    kvd_status st;
+
+    *json = NULL;
+    err   = err ? err : &own;
+    st    = engine_model_note(s->model, kv_clear(s->kv, &b, err), err);
+    if (st == KVD_OK && !(*json = kvd_buf_take(&b)))
+        st = kvd_fail(err, KVD_E_NOMEM, 0, "no memory to say what was removed");
+    kvd_buf_free(&b);
+    return st;
 }
 
 bool kvd_session_get_lane(const kvd_session *s, uint32_t layer, uint32_t kv_head,

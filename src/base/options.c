@@ -181,6 +181,7 @@ static bool parse_value(const kvd_opt *opt, const char *text, kvd_opt_value *v)
         return is_choice(opt->arg, text);
     case KVD_OPT_TEXT:
     case KVD_OPT_FOREIGN:
+    case KVD_OPT_SECRET:
         return true;
     }
     return false;
@@ -387,6 +388,9 @@ static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, 
         *at += !eq && foreign_takes(opt, *at + 1 < argc ? argv[*at + 1] : NULL);
         return set(o, i, word, KVD_OPT_ARGV, word, err);
     }
+    if (opt->kind == KVD_OPT_SECRET)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: everybody can read a command line; %s", word,
+                        opt->help);
     if (opt->kind == KVD_OPT_FLAG && !eq)
         return set(o, i, negated ? "false" : "true", KVD_OPT_ARGV, word, err);
     if (negated)
@@ -513,8 +517,13 @@ void kvd_opts_print(const kvd_opts *o, kvd_buf *b)
     for (uint32_t i = 0; i < o->n; i++) {
         const kvd_opt_value *v = &o->value[i];
 
+        const bool secret = o->table[i].kind == KVD_OPT_SECRET && v->text;
+
         if ((o->table[i].commands & o->command) && o->table[i].kind != KVD_OPT_FOREIGN)
-            kvd_buf_printf(b, "%-20s = %-24s # %s\n", o->table[i].name, v->text ? v->text : "",
+            kvd_buf_printf(b, "%-20s = %-24s # %s\n", o->table[i].name,
+                           secret    ? "(not shown)"
+                           : v->text ? v->text
+                                     : "",
                            origin[v->origin]);
     }
     kvd_buf_printf(b, "# configuration file: %s\n", o->config_path[0] ? o->config_path : "none");
@@ -550,7 +559,8 @@ void kvd_opts_help(const kvd_opt *table, uint32_t n, uint32_t command, kvd_buf *
         char           left[160], help[512];
         int            len = 2;
 
-        if (!(opt->commands & command) || opt->kind == KVD_OPT_FOREIGN)
+        if (!(opt->commands & command) || opt->kind == KVD_OPT_FOREIGN ||
+            opt->kind == KVD_OPT_SECRET)
             continue;
         snprintf(left, sizeof(left), "  ");
         for (const char *s = opt->alias; *s; s += strcspn(s, " "), s += *s == ' ')

@@ -20,7 +20,10 @@ typedef enum kvd_opt_kind {
     KVD_OPT_CHOICE, /* one of arg, which reads "a|b|c" */
     /* Another program's, which changes nothing here: not in the help, which says what there is
      * instead.  arg: "": no value; "*": one; "a|b": one if it is among these */
-    KVD_OPT_FOREIGN
+    KVD_OPT_FOREIGN,
+    /* Text from the environment or a configuration file alone: others can read command lines.  Not
+     * in the help, and never printed. */
+    KVD_OPT_SECRET
 } kvd_opt_kind;
 
 typedef struct kvd_opt {

@@ -116,6 +116,7 @@ typedef struct engine_buffers {
 typedef struct engine_seq {
     int32_t *token; /* [n_ctx] */
     uint32_t n_token;
+    uint32_t prompt_end; /* tokens it will hold when the prompt begun is done; 0: none is */
     uint32_t budget;     /* tokens selected a step; 0: dense */
     uint32_t n_fallback; /* times that it was raised or given up since the prompt */
     bool     rope_long;  /* its K was rotated with the long factors (LongRoPE) */
@@ -167,6 +168,7 @@ struct kvd_session {
     uint32_t *out_row;  /* rows that want logits, in the order of the batch */
     uint32_t *out_seq;  /* which sequence buf.out_part[i] belongs to */
     uint32_t  n_part, n_out;
+    bool     *part_exact; /* [n_batch] the part is of a prompt, however small */
     bool      in_order;   /* row number i of the batch is the i-th that wants logits, all of them */
     uint32_t *sparse_seq; /* [n_seq] whose rows attend sparsely: buf.sparse_row */
     uint32_t  n_sparse;
@@ -201,6 +203,7 @@ kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_sessio
                                kvd_err *err);
 void       engine_session_close(kvd_session *s);
 kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
+kvd_status engine_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p, kvd_err *err);
 kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                           kvd_progress_fn fn, void *ctx, kvd_err *err);
 /* engine_fit.c: kv_plan() of a store that fits the device beside all else, if it is one with memory

@@ -5,7 +5,8 @@
  *  (1) seq[i].token[0 .. n_token) are the sequence's tokens; the store holds the K and V of the
  *      first of them: of all, except after a rebuild that failed or was canceled half-way;
  *  (2) all K of a sequence were rotated with one set of RoPE factors (seq[i].rope_long);
- *  (3) a failed evaluation leaves every sequence with the tokens it had.
+ *  (3) a failed evaluation leaves every sequence with the tokens it had;
+ *  (4) seq[i].prompt_end is 0 or more than seq[i].n_token.
  *
  * LongRoPE: the factors depend on the sequence's length.  When a sequence grows past the original
  * context (or is cut back under it), its tokens are evaluated again with the other set before
@@ -78,6 +79,12 @@ static void count_rows(const kvd_session *s, const work *w, uint32_t *n)
         n[work_seq(w, i)]++;
 }
 
+/* Whether what a sequence gets now belongs to a prompt that has begun. */
+static bool in_prompt(const kvd_session *s, uint32_t seq)
+{
+    return kv_seq_len(s->kv, seq) < s->seq[seq].prompt_end;
+}
+
 /* Gathers the batch's tokens by sequence: fills part, out_row and buf.token. */
 static void lay_out(kvd_session *s, const work *w)
 {
@@ -91,16 +98,17 @@ static void lay_out(kvd_session *s, const work *w)
 
         if (n == 0)
             continue;
-        s->buf.part[s->n_part] = (kvd_kv_seq){ .first_row = row,
-                                               .n_row     = n,
-                                               .n_past    = kv_seq_len(s->kv, q),
-                                               .block     = kv_seq_blocks(s->kv, q) };
-        s->part_seq[s->n_part] = q;
-        s->n_part++;
-        if (n == 1 && !w->exact && kv_seq_sparse(s->kv, q)) {
+        s->buf.part[s->n_part]   = (kvd_kv_seq){ .first_row = row,
+                                                 .n_row     = n,
+                                                 .n_past    = kv_seq_len(s->kv, q),
+                                                 .block     = kv_seq_blocks(s->kv, q) };
+        s->part_seq[s->n_part]   = q;
+        s->part_exact[s->n_part] = w->exact || in_prompt(s, q);
+        if (n == 1 && !s->part_exact[s->n_part] && kv_seq_sparse(s->kv, q)) {
             s->buf.sparse_row[s->n_sparse] = row;
             s->sparse_seq[s->n_sparse++]   = q;
         }
+        s->n_part++;
         s->seq_rows[q] = row; /* from here on: the sequence's next row */
         row += n;
     }
@@ -118,16 +126,36 @@ static void lay_out(kvd_session *s, const work *w)
 }
 
 /* A decode step goes on in the sequence's mode; anything else is a prompt that decides it. */
-static bool is_step(const kvd_kv_seq *p, const work *w)
+static bool is_step(const kvd_session *s, uint32_t part)
 {
-    return p->n_row == 1 && p->n_past > 0 && !w->exact;
+    const kvd_kv_seq *p = &s->buf.part[part];
+
+    return p->n_row == 1 && p->n_past > 0 && !s->part_exact[part];
 }
 
-static kv_made made_by(const kvd_session *s, uint32_t part, const work *w)
+static kv_made made_by(const kvd_session *s, uint32_t part)
 {
-    if (!is_step(&s->buf.part[part], w))
+    if (!is_step(s, part))
         return KV_MADE_PROMPT;
     return kv_seq_sparse(s->kv, s->part_seq[part]) ? KV_MADE_SPARSE : KV_MADE_DENSE;
+}
+
+/* Whether more of the part's prompt follows.  Where all is resident its blocks are then sealed
+ * later, together; elsewhere there is no room for that. */
+static bool seals_later(const kvd_session *s, uint32_t part, const work *w)
+{
+    return w->more || (kv_resident(s->kv) && in_prompt(s, s->part_seq[part]));
+}
+
+/* The last piece of a prompt that had begun has been sealed. */
+static void end_prompt(kvd_session *s, uint32_t seq)
+{
+    engine_seq *q = &s->seq[seq];
+
+    if (q->prompt_end == 0 || q->n_token < q->prompt_end)
+        return;
+    q->prompt_end = 0;
+    kv_seq_store_tail(s->kv, s->model->stream, seq);
 }
 
 static kvd_status commit_parts(kvd_session *s, const work *w, kvd_err *err)
@@ -137,19 +165,20 @@ static kvd_status commit_parts(kvd_session *s, const work *w, kvd_err *err)
 
         memcpy(s->seq[s->part_seq[i]].token + p->n_past, s->buf.token + p->first_row,
                p->n_row * sizeof(int32_t));
-        kv_seq_commit(s->kv, s->part_seq[i], p->n_row, made_by(s, i, w));
+        kv_seq_commit(s->kv, s->part_seq[i], p->n_row, made_by(s, i));
     }
-    for (uint32_t i = 0; i < s->n_part && !w->more; i++)
-        KVD_TRY(
-            kv_seq_seal(s->kv, s->model->stream, s->part_seq[i], is_step(&s->buf.part[i], w), err));
+    for (uint32_t i = 0; i < s->n_part; i++)
+        if (!seals_later(s, i, w))
+            KVD_TRY(kv_seq_seal(s->kv, s->model->stream, s->part_seq[i], is_step(s, i), err));
     for (uint32_t i = 0; i < s->n_part; i++) {
         const kvd_kv_seq *p = &s->buf.part[i];
         engine_seq       *q = &s->seq[s->part_seq[i]];
 
         if (q->n_token < p->n_past + p->n_row)
             q->n_token = p->n_past + p->n_row;
-        if (!is_step(p, w))
+        if (!is_step(s, i))
             engine_attention_admit(s, s->part_seq[i]);
+        end_prompt(s, s->part_seq[i]);
     }
     return KVD_OK;
 }
@@ -271,13 +300,44 @@ static bool recover(kvd_session *s, losses *l, const kvd_err *err)
     return any && may_try_again(s, l);
 }
 
+/* What a sequence that gets n tokens now grows to. */
+static uint32_t grows_to(const kvd_session *s, const work *w, uint32_t seq, uint32_t n)
+{
+    const engine_seq *q = &s->seq[seq];
+
+    if (w->final_len)
+        return w->final_len;
+    return q->prompt_end ? q->prompt_end : q->n_token + n;
+}
+
 static kvd_status make_all_current(kvd_session *s, const work *w, kvd_err *err)
 {
     for (uint32_t q = 0; q < s->params.n_seq; q++) {
         const uint32_t n = s->seq_new[q];
 
         if (n > 0)
-            KVD_TRY(make_current(s, q, w->final_len ? w->final_len : s->seq[q].n_token + n, err));
+            KVD_TRY(make_current(s, q, grows_to(s, w, q, n), err));
+    }
+    return KVD_OK;
+}
+
+/* Whether there is room for each sequence's new tokens. */
+static kvd_status check_room(const kvd_session *s, kvd_err *err)
+{
+    for (uint32_t q = 0; q < s->params.n_seq; q++) {
+        const uint32_t n = s->seq_new[q];
+
+        if (n == 0)
+            continue;
+        if (n > s->params.n_ctx - s->seq[q].n_token)
+            return kvd_fail(err, KVD_E_FULL, 0,
+                            "sequence %u holds %u tokens and cannot take %u more: its context is "
+                            "%u tokens (-c)",
+                            q, s->seq[q].n_token, n, s->params.n_ctx);
+        if (s->seq[q].prompt_end && n > s->seq[q].prompt_end - s->seq[q].n_token)
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "%u tokens for sequence %u: its prompt ends after %u more", n, q,
+                            s->seq[q].prompt_end - s->seq[q].n_token);
     }
     return KVD_OK;
 }
@@ -289,17 +349,7 @@ static kvd_status eval_work(kvd_session *s, const work *w, kvd_err *err)
 
     KVD_TRY(check_work(s, w, err));
     count_rows(s, w, s->seq_new);
-    for (uint32_t q = 0; q < s->params.n_seq; q++) {
-        const uint32_t n = s->seq_new[q];
-
-        if (n == 0)
-            continue;
-        if (n > s->params.n_ctx - s->seq[q].n_token)
-            return kvd_fail(err, KVD_E_FULL, 0,
-                            "sequence %u holds %u tokens and cannot take %u more: its context is "
-                            "%u tokens (-c)",
-                            q, s->seq[q].n_token, n, s->params.n_ctx);
-    }
+    KVD_TRY(check_room(s, err));
     for (;;) {
         st = make_all_current(s, w, err);
         if (st == KVD_OK)
@@ -484,12 +534,16 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
     if (seq >= s->params.n_seq || n_token == 0)
         return kvd_fail(err, KVD_E_INVAL, 0, "prefill of %zu tokens into sequence %u of %u",
                         n_token, seq, s->params.n_seq);
+    s->seq[seq].prompt_end = 0; /* from here on this call is the prompt */
+
     before = s->seq[seq].n_token;
     if (n_token > s->params.n_ctx - before)
         return kvd_fail(err, KVD_E_FULL, 0,
                         "the prompt has %zu tokens, the sequence holds %u, and its context is %u "
                         "tokens (-c)",
                         n_token, before, s->params.n_ctx);
+    if (before == 0)
+        kv_seq_salt(s->kv, seq, NULL, 0);
     KVD_TRY(restore(s, seq, token, (uint32_t)n_token, err));
     known = s->seq[seq].n_token - before;
     st    = (resumes_sparsely(s, known, (uint32_t)n_token)
@@ -506,11 +560,39 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
     return st;
 }
 
+kvd_status engine_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p, kvd_err *err)
+{
+    engine_seq *q;
+
+    if (seq >= s->params.n_seq || !p->token || p->n_token <= s->seq[seq].n_token)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "a prompt of %u tokens in all for sequence %u of %u, which holds %u",
+                        p->n_token, seq, s->params.n_seq,
+                        seq < s->params.n_seq ? s->seq[seq].n_token : 0);
+    q = &s->seq[seq];
+    if (p->salt_bytes > KVD_SALT_BYTES_MAX || (p->salt_bytes && !p->salt))
+        return kvd_fail(err, KVD_E_INVAL, 0, "a salt of %zu bytes: at most %u", p->salt_bytes,
+                        KVD_SALT_BYTES_MAX);
+    if (p->n_token > s->params.n_ctx)
+        return kvd_fail(err, KVD_E_FULL, 0,
+                        "the prompt has %u tokens, the sequence's context is %u tokens (-c)",
+                        p->n_token, s->params.n_ctx);
+    if (q->n_token == 0)
+        kv_seq_salt(s->kv, seq, p->salt, (uint32_t)p->salt_bytes);
+    q->prompt_end = 0;
+    KVD_TRY(restore(s, seq, p->token, p->n_token, err));
+    q->prompt_end = p->n_token;
+    return KVD_OK;
+}
+
 kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err)
 {
     if (seq >= s->params.n_seq || n_keep > s->seq[seq].n_token)
         return kvd_fail(err, KVD_E_INVAL, 0, "cut to %u tokens: sequence %u of %u holds %u", n_keep,
                         seq, s->params.n_seq, seq < s->params.n_seq ? s->seq[seq].n_token : 0);
     cut(s, seq, n_keep);
-    return KVD_OK;
+    if (s->seq[seq].prompt_end == 0)
+        return KVD_OK;
+    s->seq[seq].prompt_end = 0; /* what was to be sealed together at its end is sealed now */
+    return kv_seq_seal(s->kv, s->model->stream, seq, false, err);
 }

@@ -336,6 +336,7 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
     const model_hparams      *hp = model_get_hparams(s->model->net);
 
     s->part_seq   = kvd_calloc(p->n_batch, sizeof(*s->part_seq));
+    s->part_exact = kvd_calloc(p->n_batch, sizeof(*s->part_exact));
     s->out_row    = kvd_calloc(p->n_batch, sizeof(*s->out_row));
     s->out_seq    = kvd_calloc(p->n_batch, sizeof(*s->out_seq));
     s->sparse_seq = kvd_calloc(p->n_seq, sizeof(*s->sparse_seq));
@@ -344,8 +345,8 @@ static kvd_status alloc_tables(kvd_session *s, kvd_err *err)
     s->seq        = kvd_calloc(p->n_seq, sizeof(*s->seq));
     s->tokens     = kvd_calloc((size_t)p->n_seq * p->n_ctx, sizeof(*s->tokens));
     s->caps       = kvd_calloc((size_t)hp->n_layer * hp->n_kv_head, sizeof(*s->caps));
-    if (!s->caps || !s->part_seq || !s->out_row || !s->out_seq || !s->sparse_seq || !s->seq_rows ||
-        !s->seq_new || !s->seq || !s->tokens)
+    if (!s->caps || !s->part_seq || !s->part_exact || !s->out_row || !s->out_seq ||
+        !s->sparse_seq || !s->seq_rows || !s->seq_new || !s->seq || !s->tokens)
         return kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its tables");
     for (uint32_t i = 0; i < p->n_seq; i++)
         s->seq[i].token = s->tokens + (size_t)i * p->n_ctx;
@@ -457,6 +458,7 @@ void engine_session_close(kvd_session *s)
     engine_trace_close(s);
     engine_rope_close(s);
     kvd_free(s->part_seq);
+    kvd_free(s->part_exact);
     kvd_free(s->out_row);
     kvd_free(s->out_seq);
     kvd_free(s->sparse_seq);

@@ -223,6 +223,9 @@ kvd_status kv_dense_view(kv_store *s, kvd_stream *st, uint32_t layer, uint32_t s
  * the token is committed or its prompt begun); and what else its K and V depend on.  The variant
  * changes only while the sequence is empty. */
 void kv_seq_source(kv_store *s, uint32_t seq, const int32_t *token, uint8_t variant);
+/* Whose an empty sequence's blocks are (copied, at most KVD_SALT_BYTES_MAX bytes; 0: everybody's).
+ */
+void kv_seq_salt(kv_store *s, uint32_t seq, const void *salt, uint32_t bytes);
 /* What sparse steps depend on: at most 62 bytes. */
 void kv_set_provenance(kv_store *s, const void *options, uint32_t bytes);
 /* Fills an empty sequence with the longest known prefix of its first n_token ids; returns how many
@@ -238,6 +241,9 @@ uint32_t kv_seq_lost(const kv_store *s, uint32_t seq);
 void kv_poll(kv_store *s);
 /* Waits until all that was stored can be found by others. */
 kvd_status kv_flush(kv_store *s, kvd_err *err);
+
+/* Removes all that no sequence holds; the answer as of KVD_CACHE_CLEAR. */
+kvd_status kv_clear(kv_store *s, kvd_buf *json, kvd_err *err);
 
 /* What kvd_cache_command() does: the answer goes to json. */
 kvd_status kv_tend(const char *dir, kvd_cache_verb verb, uint64_t max_bytes, kvd_buf *json,

@@ -167,6 +167,18 @@ void kv_seq_source(kv_store *s, uint32_t seq, const int32_t *token, uint8_t vari
     s->cache->seq[seq].variant = variant;
 }
 
+void kv_seq_salt(kv_store *s, uint32_t seq, const void *salt, uint32_t bytes)
+{
+    kv_cache_seq *q = s->cache ? &s->cache->seq[seq] : NULL;
+
+    if (!q)
+        return;
+    kvd_assert(s->seq[seq].len == 0 && bytes <= sizeof(q->salt));
+    if (bytes)
+        memcpy(q->salt, salt, bytes);
+    q->n_salt = bytes;
+}
+
 void kv_set_provenance(kv_store *s, const void *options, uint32_t bytes)
 {
     if (!s->cache)
@@ -204,7 +216,8 @@ kvd_status kv_cache_name_block(kv_store *s, uint32_t seq, uint32_t b, kvd_err *e
                               .first_token = (uint64_t)b * KV_BLOCK_TOKENS,
                               .token       = q->token + (size_t)b * KV_BLOCK_TOKENS,
                               .n_token     = KV_BLOCK_TOKENS,
-                              .provenance  = { p.byte, p.bytes } };
+                              .provenance  = { p.byte, p.bytes },
+                              .salt        = { q->salt, q->n_salt } };
 
     return kv_disk_key_of(c->disk, &n, &q->key[b], err);
 }
@@ -264,7 +277,8 @@ static void begin_unit(kv_store *s, uint32_t seq, uint32_t first, uint32_t n)
                                  .first_token = (uint64_t)first * KV_BLOCK_TOKENS,
                                  .token       = q->token + (size_t)first * KV_BLOCK_TOKENS,
                                  .n_token     = n * KV_BLOCK_TOKENS,
-                                 .provenance  = { p.byte, p.bytes } };
+                                 .provenance  = { p.byte, p.bytes },
+                                 .salt        = { q->salt, q->n_salt } };
     kv_cache_unit      *u    = &c->unit[c->n_unit];
     kvd_err             err  = { 0 };
 
@@ -438,14 +452,16 @@ static kvd_status begin_tail(kv_store *s, uint32_t seq, uint32_t first, uint32_t
 {
     kv_cache           *c    = s->cache;
     const uint32_t      b0   = first / KV_BLOCK_TOKENS;
-    const uint8_t       made = made_of_blocks(&c->seq[seq], b0, s->seq[seq].n_block - b0);
-    const kv_cache_prov p    = kv_cache_prov_of(c, made, c->seq[seq].variant);
+    const kv_cache_seq *q    = &c->seq[seq];
+    const uint8_t       made = made_of_blocks(q, b0, s->seq[seq].n_block - b0);
+    const kv_cache_prov p    = kv_cache_prov_of(c, made, q->variant);
     const kv_disk_name  name = { .kind        = KV_DISK_TAIL,
-                                 .parent      = *parent_of(&c->seq[seq], b0),
+                                 .parent      = *parent_of(q, b0),
                                  .first_token = first,
-                                 .token       = c->seq[seq].token + first,
+                                 .token       = q->token + first,
                                  .n_token     = n,
-                                 .provenance  = { p.byte, p.bytes } };
+                                 .provenance  = { p.byte, p.bytes },
+                                 .salt        = { q->salt, q->n_salt } };
 
     return kv_disk_put_begin(c->disk, &name, &c->tail, err);
 }
@@ -507,6 +523,7 @@ kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_ma
     kv_disk_bytes       accept[KV_CACHE_ACCEPTED];
     const kv_disk_query query = { .token        = q->token,
                                   .n_token      = n_token,
+                                  .salt         = { q->salt, q->n_salt },
                                   .provenance   = accept,
                                   .n_provenance = KV_CACHE_ACCEPTED };
 

@@ -24,7 +24,9 @@ typedef struct kv_cache_seq {
     const int32_t *token;   /* the caller's array of the sequence's ids */
     uint8_t        variant; /* what else K and V depend on, such as a choice of RoPE factors */
     kv_disk_key   *key;     /* [blocks_max] of sealed blocks */
-    uint8_t       *made;    /* [blocks_max] bits: generated tokens among the block's */
+    uint8_t        salt[KVD_SALT_BYTES_MAX];
+    uint32_t       n_salt; /* bytes; 0: everybody's */
+    uint8_t       *made;   /* [blocks_max] bits: generated tokens among the block's */
 } kv_cache_seq;
 
 typedef struct kv_cache_unit {

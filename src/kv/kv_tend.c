@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv_tend.c - kvd_cache_command(): looks into and after a cache directory that no session has open,
- * whatever models its units are of.
+ * whatever models its units are of; and what a session does of that to its own.
  *
  * Owns: the block store for the length of one command.  Thread: any one. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "kv/kv_disk.h"
-
-#include "kv/kv.h"
+#include "kv/kv_cache.h"
 
 #define STAGE_BYTES (2u << 20)
 #define PATH_BYTES  4096
@@ -141,6 +139,16 @@ static kvd_status command(kv_disk *d, const char *dir, kvd_cache_verb verb, uint
         return remove_units(d, false, max_bytes, b, err);
     }
     return kvd_fail(err, KVD_E_INVAL, 0, "verb %d is none of kvd_cache_verb", (int)verb);
+}
+
+kvd_status kv_clear(kv_store *s, kvd_buf *json, kvd_err *err)
+{
+    if (!s->cache) {
+        kvd_buf_puts(json, "{\"removed_units\":0,\"removed_bytes\":0,\"units\":0,\"bytes\":0}");
+        return KVD_OK;
+    }
+    KVD_TRY(kv_flush(s, err));
+    return remove_units(s->cache->disk, true, 0, json, err);
 }
 
 kvd_status kv_tend(const char *dir, kvd_cache_verb verb, uint64_t max_bytes, kvd_buf *json,

@@ -20,6 +20,7 @@ static const kvd_opt table[] = {
     { "model", "-m", KVD_OPT_TEXT, "FILE", NULL, 0, 0, 3, "model" },
     { "cut", "-c", KVD_OPT_INT, "N", "0", 0, 1000, 2, "of command 2, with a short name of 1" },
     { "only-two", "", KVD_OPT_FLAG, "", "false", 0, 0, 2, "of command 2" },
+    { "password", "", KVD_OPT_SECRET, "WORD", NULL, 0, 0, 1, "put it elsewhere" },
 };
 
 static kvd_opts o;
@@ -194,6 +195,29 @@ static void test_every_allocation_may_fail(void **state)
     fail_msg("100 allocations were not enough");
 }
 
+static void test_secrets(void **state)
+{
+    kvd_buf b = { 0 };
+
+    (void)state;
+    parse(2, "--password", "hush");
+    expect_error("put it elsewhere");
+    assert_null(strstr(err.msg, "hush"));
+    parse(1, "--password=hush");
+    expect_error("put it elsewhere");
+    setenv("KVDRIVE_PASSWORD", "hush", 1);
+    assert_int_equal(parse(0), KVD_OK);
+    unsetenv("KVDRIVE_PASSWORD");
+    assert_string_equal(kvd_opts_text(&o, "password"), "hush");
+    kvd_opts_print(&o, &b);
+    assert_non_null(strstr(b.data, "password"));
+    assert_null(strstr(b.data, "hush"));
+    b.len = 0;
+    kvd_opts_help(table, KVD_COUNTOF(table), 1, &b);
+    assert_null(strstr(b.data, "password"));
+    kvd_buf_free(&b);
+}
+
 static void test_text_for_people(void **state)
 {
     kvd_buf b = { 0 };
@@ -218,6 +242,7 @@ int main(void)
         cmocka_unit_test(test_errors_say_what_and_where),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_every_allocation_may_fail),
+        cmocka_unit_test(test_secrets),
         cmocka_unit_test(test_text_for_people),
     };
 

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cli_serve.c - kvdrive serve: what the options say, for server/. */
+#include <string.h>
+
+#include "cli.h"
+#include "server/server.h"
+
+#define KEY_MAX_BYTES 4096
+
+/* A key goes into a header: visible characters, no blanks. */
+static kvd_status check_key(const char *key, kvd_err *err)
+{
+    for (const char *s = key; *s; s++)
+        if (*s <= ' ' || *s > '~')
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "the key has blanks or characters that are not ASCII in it");
+    return *key ? KVD_OK : kvd_fail(err, KVD_E_INVAL, 0, "the key is empty");
+}
+
+static kvd_status read_key(const kvd_opts *o, kvd_buf *b, const char **key, kvd_err *err)
+{
+    const char *path = kvd_opts_text(o, "api-key-file"), *text = kvd_opts_text(o, "api-key");
+
+    *key = text;
+    if (path) {
+        KVD_TRY(cli_read_file(path, KEY_MAX_BYTES, b, err));
+        if (b->len && strlen(b->data) != b->len)
+            return kvd_fail(err, KVD_E_INVAL, 0, "%s: a zero byte in the key", path);
+        while (b->len && strchr(" \t\r\n", b->data[b->len - 1]))
+            b->data[--b->len] = 0;
+        *key = b->data ? b->data : "";
+    }
+    return *key ? check_key(*key, err) : KVD_OK;
+}
+
+static void take_sampling(kvd_sampler_params *p, const kvd_opts *o)
+{
+    *p                   = (kvd_sampler_params)KVD_SAMPLER_PARAMS_INIT;
+    p->temperature       = (float)kvd_opts_num(o, "temp");
+    p->top_k             = (int32_t)kvd_opts_int(o, "top-k");
+    p->top_p             = (float)kvd_opts_num(o, "top-p");
+    p->min_p             = (float)kvd_opts_num(o, "min-p");
+    p->repeat_penalty    = (float)kvd_opts_num(o, "repeat-penalty");
+    p->presence_penalty  = (float)kvd_opts_num(o, "presence-penalty");
+    p->frequency_penalty = (float)kvd_opts_num(o, "frequency-penalty");
+    p->penalty_last_n    = (int32_t)kvd_opts_int(o, "repeat-last-n");
+}
+
+static void take_params(server_params *p, const kvd_opts *o)
+{
+    *p              = (server_params){ 0 };
+    p->host         = kvd_opts_text(o, "host");
+    p->port         = (uint16_t)kvd_opts_int(o, "port");
+    p->open         = kvd_opts_flag(o, "without-key");
+    p->origin       = kvd_opts_text(o, "cors-origin");
+    p->name         = kvd_opts_text(o, "alias");
+    p->n_predict    = kvd_opts_int(o, "predict");
+    p->n_queue      = (uint32_t)kvd_opts_int(o, "queue");
+    p->n_connection = (uint32_t)kvd_opts_int(o, "connections");
+    p->body_bytes   = kvd_opts_size(o, "body-limit");
+    p->keepalive_s  = kvd_opts_num(o, "keepalive");
+    p->gap_ms       = kvd_opts_num(o, "max-gap");
+    p->read_s       = kvd_opts_num(o, "read-timeout");
+    p->idle_s       = kvd_opts_num(o, "idle-timeout");
+    p->stall_s      = kvd_opts_num(o, "stall-timeout");
+    p->grace_s      = kvd_opts_num(o, "grace");
+    p->log_json     = strcmp(kvd_opts_text(o, "log-format"), "json") == 0;
+    take_sampling(&p->sampling, o);
+}
+
+static kvd_status open_session(kvd_session **s, kvd_plan *plan, kvd_model *m, const kvd_opts *o,
+                               kvd_err *err)
+{
+    kvd_session_params   p;
+    kvd_attention_params a;
+
+    KVD_TRY(cli_session_params(&p, &a, o, err));
+    p.n_seq     = (uint32_t)kvd_opts_int(o, "parallel");
+    p.kv_tokens = (uint64_t)kvd_opts_int(o, "kv-tokens");
+    p.n_logits  = p.n_seq + SERVER_ECHO_ROWS;
+    return cli_session_open(s, plan, m, &p, &a, o, err);
+}
+
+static kvd_status serve(kvd_model **m, kvd_session **s, const server_params *p, const kvd_opts *o,
+                        kvd_err *err)
+{
+    kvd_plan plan = { .struct_size = sizeof(plan) };
+
+    KVD_TRY(cli_model_open(m, o, err));
+    KVD_TRY(open_session(s, &plan, *m, o, err));
+    return server_run(*m, *s, &plan, p, err);
+}
+
+int cli_serve(const kvd_opts *o)
+{
+    server_params p;
+    kvd_model    *m   = NULL;
+    kvd_session  *s   = NULL;
+    kvd_buf       key = { 0 };
+    kvd_err       err = { 0 };
+    kvd_status    st;
+
+    take_params(&p, o);
+    st = read_key(o, &key, &p.key, &err);
+    if (st == KVD_OK)
+        st = serve(&m, &s, &p, o, &err);
+    kvd_session_close(s);
+    kvd_model_close(m);
+    kvd_buf_free(&key);
+    return st == KVD_OK ? EXIT_OK : cli_fail(&err);
+}

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_completion.c - /v1/completions: OpenAI's older shape, a text that goes on. */
+#include <math.h>
+#include <string.h>
+
+#include "srv_fields.h"
+#include "srv_routes.h"
+#include "srv_shape.h"
+
+static const char *const names[]   = { "prompt", "model", "max_tokens", "max_completion_tokens",
+                                       "temperature", "top_p", "top_k", "min_p", "presence_penalty",
+                                       "frequency_penalty", "repetition_penalty", "repeat_penalty",
+                                       "repeat_last_n", "seed", "logit_bias", "stop", "n", "stream",
+                                       "stream_options", "logprobs", "echo", "ignore_eos",
+                                       "return_progress", "debug_cache", "cache_salt", "best_of",
+                                       /* nothing to do for this */
+                                       "user" };
+static const srv_refused refused[] = { { "grammar", "\"\"" },
+                                       { "guided_json", "" },
+                                       { "guided_regex", "" },
+                                       { "json_schema", "" },
+                                       { "response_format", "{\"type\":\"text\"}" },
+                                       { "suffix", "\"\"" },
+                                       { "tools", "[]" } };
+
+#define N_MAX_DEFAULT 16u /* OpenAI's, where neither client nor server says */
+
+/* ---- answers ----------------------------------------------------------------------------------
+ */
+
+/* Where each token's text begins in the answer: a token's own bytes add up to it. */
+static void put_offsets(const srv *s, const srv_token *t, uint32_t n, uint64_t at, kvd_buf *b)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        size_t len;
+
+        kvd_buf_printf(b, "%s%llu", i ? "," : "", (unsigned long long)at);
+        kvd_token_bytes(s->model, t[i].id, &len);
+        at += len;
+    }
+}
+
+static void put_tops(const srv *s, const srv_token *t, kvd_buf *b)
+{
+    if (isnan(t->logprob)) {
+        kvd_buf_puts(b, "null");
+        return;
+    }
+    kvd_buf_putc(b, '{');
+    for (uint32_t k = 0; k < t->n_top; k++) {
+        if (k > 0)
+            kvd_buf_putc(b, ',');
+        srv_put_token(s, t->top[k].id, b);
+        kvd_buf_putc(b, ':');
+        srv_put_logprob(t->top[k].logprob, b);
+    }
+    kvd_buf_putc(b, '}');
+}
+
+static void put_logprobs(const srv *s, const srv_job *j, const srv_token *t, uint32_t n,
+                         uint64_t at, kvd_buf *b)
+{
+    if (!j->req.logprobs) {
+        kvd_buf_puts(b, "null");
+        return;
+    }
+    kvd_buf_puts(b, "{\"tokens\":[");
+    for (uint32_t i = 0; i < n; i++) {
+        if (i > 0)
+            kvd_buf_putc(b, ',');
+        srv_put_token(s, t[i].id, b);
+    }
+    kvd_buf_puts(b, "],\"token_logprobs\":[");
+    for (uint32_t i = 0; i < n; i++) {
+        if (i > 0)
+            kvd_buf_putc(b, ',');
+        srv_put_logprob(t[i].logprob, b);
+    }
+    kvd_buf_puts(b, "],\"top_logprobs\":[");
+    for (uint32_t i = 0; i < n; i++) {
+        if (i > 0)
+            kvd_buf_putc(b, ',');
+        put_tops(s, &t[i], b);
+    }
+    kvd_buf_puts(b, "],\"text_offset\":[");
+    put_offsets(s, t, n, at, b);
+    kvd_buf_puts(b, "]}");
+}
+
+static void put_head(const srv *s, const srv_job *j, kvd_buf *b)
+{
+    kvd_buf_printf(b, "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":",
+                   j->id, (long long)j->created);
+    srv_put_text(b, s->name);
+}
+
+static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
+{
+    put_head(s, j, b);
+    kvd_buf_puts(b, ",\"choices\":[");
+    for (uint32_t i = 0; i < j->req.n_input * j->req.n; i++) {
+        kvd_buf_printf(b, "%s{\"index\":%u,\"text\":", i ? "," : "", i);
+        srv_put_string(b, a[i].text.data ? a[i].text.data : "", a[i].text.len);
+        kvd_buf_puts(b, ",\"logprobs\":");
+        put_logprobs(s, j, (const srv_token *)(const void *)a[i].tokens.data,
+                     (uint32_t)(a[i].tokens.len / sizeof(srv_token)), 0, b);
+        kvd_buf_printf(b, ",\"finish_reason\":\"%s\"}", srv_finish_name(a[i].finish));
+    }
+    kvd_buf_puts(b, "],\"usage\":");
+    srv_put_usage(j, b);
+    srv_put_extras(j, b);
+    kvd_buf_putc(b, '}');
+}
+
+/* ---- streams ------------------------------------------------------------------------------------
+ */
+
+static void begin_chunk(const srv *s, const srv_job *j, kvd_buf *b)
+{
+    kvd_buf_puts(b, "data: ");
+    put_head(s, j, b);
+}
+
+static void end_chunk(const srv_job *j, kvd_buf *b)
+{
+    kvd_buf_puts(b, j->req.include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+}
+
+static void put_text(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
+{
+    begin_chunk(s, j, b);
+    kvd_buf_printf(b, ",\"choices\":[{\"index\":%u,\"text\":", e->choice);
+    srv_put_string(b, e->text, e->len);
+    kvd_buf_puts(b, ",\"logprobs\":");
+    put_logprobs(s, j, e->token, e->n_token, j->offset[e->choice], b);
+    kvd_buf_puts(b, ",\"finish_reason\":null}]");
+    end_chunk(j, b);
+    for (uint32_t i = 0; i < e->n_token; i++) {
+        size_t len;
+
+        kvd_token_bytes(s->model, e->token[i].id, &len);
+        j->offset[e->choice] += len;
+    }
+}
+
+static void put_end(const srv *s, const srv_job *j, kvd_buf *b)
+{
+    if (j->req.include_usage) {
+        begin_chunk(s, j, b);
+        kvd_buf_puts(b, ",\"choices\":[],\"usage\":");
+        srv_put_usage(j, b);
+        srv_put_extras(j, b);
+        kvd_buf_puts(b, "}\n\n");
+    }
+    kvd_buf_puts(b, "data: [DONE]\n\n");
+}
+
+static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
+{
+    switch (e->kind) {
+    case SRV_EVENT_START:
+        break;
+    case SRV_EVENT_PROGRESS:
+        begin_chunk(s, j, b);
+        kvd_buf_printf(b,
+                       ",\"choices\":[],\"prompt_progress\":{\"total\":%u,\"cache\":%u,"
+                       "\"processed\":%u,\"time_ms\":%.0f}",
+                       e->n_total, e->n_cached, e->n_done, (double)e->ns * 1e-6);
+        end_chunk(j, b);
+        break;
+    case SRV_EVENT_TEXT:
+        put_text(s, j, e, b);
+        break;
+    case SRV_EVENT_FINISH:
+        begin_chunk(s, j, b);
+        kvd_buf_printf(b,
+                       ",\"choices\":[{\"index\":%u,\"text\":\"\",\"logprobs\":null,"
+                       "\"finish_reason\":\"%s\"}]",
+                       e->choice, srv_finish_name(e->finish));
+        end_chunk(j, b);
+        break;
+    case SRV_EVENT_END:
+        put_end(s, j, b);
+        break;
+    case SRV_EVENT_ERROR:
+        srv_stream_error(e, b);
+        break;
+    }
+}
+
+static const srv_shape shape = { .prefix = "cmpl-", .event = event, .whole = whole };
+
+/* ---- requests ----------------------------------------------------------------------------------
+ */
+
+static bool get_ids(srv_fields *f, const json_t *list, srv_input *in)
+{
+    size_t  i;
+    json_t *v;
+
+    in->token = kvd_calloc(json_array_size(list), sizeof(*in->token));
+    if (!in->token)
+        return srv_fields_full(f, "no memory for it");
+    json_array_foreach(list, i, v)
+    {
+        const json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
+
+        if (id < 0 || id >= f->s->info.n_vocab)
+            return srv_fields_bad(f, "prompt", "entry %zu is no token of this model", i);
+        in->token[i] = (int32_t)id;
+    }
+    in->n = (uint32_t)json_array_size(list);
+    return true;
+}
+
+static bool get_input(srv_fields *f, const json_t *v, srv_input *in)
+{
+    if (json_is_string(v))
+        return srv_tokenize(f, json_string_value(v), json_string_length(v), NULL, 0, true, in);
+    if (json_is_array(v))
+        return get_ids(f, v, in);
+    return srv_fields_bad(f, "prompt", "expected a text, a list of texts, or of tokens");
+}
+
+/* One prompt, or a list of them. */
+static bool get_prompts(srv_fields *f, srv_request *r)
+{
+    const json_t *v     = srv_get(f->root, "prompt");
+    const json_t *first = json_array_get(v, 0);
+    const bool    many  = json_is_string(first) || json_is_array(first);
+    const size_t  n     = many ? json_array_size(v) : 1;
+
+    if (!v)
+        return srv_fields_bad(f, "prompt", "is missing");
+    if (n * r->n > SRV_CHOICE_MAX)
+        return srv_fields_bad(f, "prompt", "%zu prompts, %u choices each: at most %u in all", n,
+                              r->n, SRV_CHOICE_MAX);
+    r->input = kvd_calloc(n, sizeof(*r->input));
+    if (!r->input)
+        return srv_fields_full(f, "no memory for it");
+    for (r->n_input = 0; r->n_input < n; r->n_input++) {
+        srv_input *in = &r->input[r->n_input];
+
+        if (!get_input(f, many ? json_array_get(v, r->n_input) : v, in)) {
+            r->n_input++; /* what there is of it is freed with the others */
+            return false;
+        }
+    }
+    return true;
+}
+
+static void get_logprobs(srv_fields *f, srv_request *r)
+{
+    const json_t *v = srv_get(f->root, "logprobs");
+
+    if (json_is_boolean(v)) { /* as in chats */
+        r->logprobs = json_is_true(v);
+        return;
+    }
+    srv_get_u32(f, f->root, "logprobs", 0, SRV_TOP_MAX, &r->n_top);
+    r->logprobs = v != NULL;
+}
+
+void srv_route_completion(srv *s, srv_call *c)
+{
+    srv_fields f;
+    srv_job   *j = srv_job_new();
+
+    if (!j) {
+        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
+        return;
+    }
+    if (srv_fields_open(&f, s, c)) {
+        srv_request *r = &j->req;
+        uint32_t     best_of;
+
+        srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
+        srv_get_params(&f, r);
+        if (r->n_max == UINT32_MAX)
+            r->n_max = N_MAX_DEFAULT;
+        best_of = r->n;
+        srv_get_u32(&f, f.root, "best_of", r->n, r->n, &best_of);
+        get_logprobs(&f, r);
+        srv_get_bool(&f, f.root, "echo", &r->echo);
+        if (!f.bad && get_prompts(&f, r))
+            srv_submit(s, c, j, &shape);
+    }
+    srv_fields_close(&f);
+    srv_job_unref(j);
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_engine.h - private to server/: the thread that owns the session.
+ *
+ * A *generation* is one choice of a job.  It waits in a queue, then gets a *slot*: one of the
+ * session's sequences.  A slot keeps what it holds when its generation is over, for the next one
+ * that begins with the same tokens.
+ *
+ *      WAIT --slot, memory--> PROMPT --all evaluated--> ANSWER --stop, length--> gone
+ *        ^---- preempted: another needs its memory -------'
+ *
+ * Each step evaluates one token of every answer and a piece of the prompts, which is as large as
+ * the pace of the answers allows (srv_pace.c).
+ *
+ * Invariants
+ *  (1) slot[i].token[0 .. n) are the tokens of sequence i;
+ *  (2) a generation in PROMPT or ANSWER has exactly one slot, and the slot's tokens are a prefix of
+ *      the generation's;
+ *  (3) blocks of 256 tokens that all slots hold are at most the session's capacity: room is made
+ *      before a step, by dropping what idle slots hold, then by preempting the youngest.
+ *
+ * Threads: all but srv_engine_open() and what is marked "any thread" is the engine thread's. */
+#ifndef KVD_SRV_ENGINE_H
+#define KVD_SRV_ENGINE_H
+
+#include "srv_job.h"
+
+#define SRV_BLOCK_TOKENS 256u
+
+typedef struct srv_engine srv_engine;
+
+/* ---- a generation (srv_gen.c) ------------------------------------------------------- */
+
+typedef enum srv_gen_state { SRV_GEN_WAIT, SRV_GEN_PROMPT, SRV_GEN_ANSWER } srv_gen_state;
+
+typedef struct srv_held { /* a token whose text is held back */
+    srv_token token;
+    size_t    end; /* of its text in `text` */
+} srv_held;
+
+typedef struct srv_gen {
+    struct srv_gen *next; /* in the queue */
+    srv_job        *job;
+    srv_gen_state   state;
+    uint32_t        choice, input, turn;
+    uint64_t        order; /* of admission: the younger is preempted first */
+
+    int32_t *token; /* [n_prompt + n_max] of the prompt, then generated; NULL until it first runs */
+    uint32_t n_prompt, n_token, n_max;
+    uint32_t n_target; /* PROMPT: tokens to evaluate before the answer goes on */
+
+    kvd_sampler *sampler;
+    kvd_detok   *detok;
+    kvd_buf      text; /* not told yet: what may be the beginning of a stop string */
+    srv_held    *held; /* [n_held], where logprobs are asked for */
+    uint32_t     n_held, cap_held;
+    srv_token   *echo; /* [n_prompt] logprobs of the prompt */
+
+    uint64_t start_ns, told_ns, first_ns;
+    uint32_t n_kept;  /* of the prompt, when it began */
+    bool     counted; /* what was cached of it */
+} srv_gen;
+
+srv_gen *srv_gen_new(srv_job *j, uint32_t choice);
+void     srv_gen_free(srv_gen *g);
+/* Memory for running; the sampler and the detokenizer. */
+kvd_status srv_gen_open(srv_gen *g, const kvd_model *m, uint32_t n_ctx, kvd_err *err);
+/* Logits that a step must keep for it: as kvd_batch.n_best. */
+uint32_t srv_gen_n_best(const srv_gen *g);
+/* The next token from a row of the last step.  *finish is set and true returned at the end. */
+kvd_status srv_gen_next(srv_gen *g, srv_engine *e, uint32_t row, bool *over, srv_finish *finish,
+                        int32_t *stop, kvd_err *err);
+/* Text that is held back goes out. */
+void srv_gen_flush(srv_gen *g, srv_engine *e);
+/* Logits of prompt token `at`, for the next one. */
+void srv_gen_echo(srv_gen *g, const srv_engine *e, uint32_t at, uint32_t row);
+/* The prompt as text, before the answer. */
+void srv_gen_tell_echo(srv_gen *g, srv_engine *e);
+
+/* ---- the pace (srv_pace.c) ------------------------------------------------------------ */
+
+#define SRV_PACE_ROWS  64u
+#define SRV_PACE_SIZES 15u /* of pieces: 1 to 16,384 tokens */
+typedef struct srv_pace {
+    double   gap_ns;                      /* what a step beside a prompt may take; 0: by quiet */
+    double   quiet_ns[SRV_PACE_ROWS + 1]; /* of a step without prompts, by its rows; 0: not known */
+    double   extra_ns[SRV_PACE_SIZES];    /* that a piece of 2^i tokens adds; 0: not known */
+    double   token_ns;                    /* of a prompt's token in a step of prompts alone */
+    uint32_t n_mixed;                     /* steps beside prompts */
+} srv_pace;
+/* Tokens of prompts that the next step takes beside n_row answers; only to be asked where there are
+ * prompts. */
+uint32_t srv_pace_budget(srv_pace *p, uint32_t n_row, uint32_t most);
+void     srv_pace_learn(srv_pace *p, uint32_t n_row, uint32_t n_prompt, double ns);
+/* Tokens of the only prompt there is that go through the layers together, at least `least`; others
+ * that come meanwhile wait for them. */
+uint32_t srv_pace_part(const srv_pace *p, uint32_t least);
+
+/* ---- engine (srv_engine.c) --------------------------------------------------------- */
+
+typedef struct srv_slot {
+    srv_gen *gen; /* NULL: idle */
+    int32_t *token;
+    uint32_t n;
+    uint64_t used_ns;
+    bool     wanted; /* idle, and what it holds is the best there is for one that waits */
+    uint8_t  salt[KVD_SALT_BYTES_MAX];
+    uint32_t n_salt;
+} srv_slot;
+
+/* What others may see of a slot. */
+typedef struct srv_slot_view {
+    srv_gen_state state; /* WAIT: idle */
+    char          id[48];
+    uint32_t      n_token, n_prompt, n_generated, n_target;
+} srv_slot_view;
+
+typedef struct srv_counts { /* since the start */
+    uint64_t n_started, n_finished, n_canceled, n_failed, n_rejected, n_preempted;
+    uint64_t n_prompt, n_generated, n_cached[SRV_N_TIER];
+    uint64_t n_step, n_mixed; /* mixed: with a piece of a prompt beside answers */
+} srv_counts;
+
+typedef struct srv_view { /* a copy, made between steps */
+    srv_counts     counts;
+    kvd_stats      stats;
+    uint32_t       n_waiting, n_running;
+    srv_slot_view *slot; /* [n_seq] */
+} srv_view;
+
+typedef struct srv_engine_params {
+    kvd_model   *model;
+    kvd_session *session;
+    uint32_t     n_seq, n_ctx, n_batch, n_logits, n_vocab;
+    uint64_t     n_block; /* capacity */
+    bool         resident;
+    bool         parts;  /* prompts go faster in large parts than in batches: srv_pace_part() */
+    bool         cached; /* there is a prefix cache */
+    uint32_t     n_queue;
+    double       gap_ms;
+    void (*told)(void *ctx, srv_job *j); /* it has new events; engine thread */
+    void *ctx;
+} srv_engine_params;
+
+typedef enum srv_stop { SRV_RUN, SRV_STOP_SOON, SRV_STOP_NOW } srv_stop;
+
+struct srv_engine {
+    srv_engine_params p;
+    srv_slot         *slot;   /* [n_seq] */
+    int32_t          *tokens; /* [n_seq][n_ctx], slots' */
+    srv_gen          *queue;  /* FIFO, but for what was preempted: that comes first */
+    uint64_t          n_order;
+    srv_pace          pace;
+    srv_counts        counts;
+    /* of the step under way, [n_batch] each */
+    int32_t  *row_token;
+    uint32_t *row_seq;
+    uint8_t  *row_want;
+    uint32_t  n_row, n_want, n_answer, n_piece; /* answers' rows, prompts' rows */
+    uint32_t *slot_rows;                        /* [n_seq] of a slot in the step */
+    bool      stale;                            /* stored blocks may not be on the disk yet */
+    bool      broken;                           /* the device has failed */
+    kvd_err   why;
+
+    pthread_t       thread;
+    bool            has_thread;
+    pthread_mutex_t lock;
+    pthread_cond_t  wake, cleared;
+    srv_job        *inbox[SRV_CHOICE_MAX]; /* under the lock from here on */
+    uint32_t        n_inbox;
+    uint32_t        n_waiting; /* jobs, those of the inbox included */
+    srv_stop        stop;
+    bool            nudged; /* something has changed outside */
+    bool            clear_asked;
+    uint64_t        n_clear;      /* done */
+    char           *cleared_json; /* of the last; NULL: failed */
+    srv_view        view;
+
+    _Atomic uint64_t step_ns;  /* when the step under way began; 0: none is */
+    atomic_bool      failed;   /* the device has; jobs have been told */
+    atomic_bool      finished; /* the thread has nothing more to do */
+};
+
+kvd_status srv_engine_open(srv_engine **out, const srv_engine_params *p, kvd_err *err);
+/* The thread must have finished, or never have been started. */
+void srv_engine_close(srv_engine *e);
+
+/* Any thread.  KVD_E_BUSY: the queue is full; KVD_E_CANCELED: the server stops. */
+kvd_status srv_engine_submit(srv_engine *e, srv_job *j, kvd_err *err);
+void       srv_engine_nudge(srv_engine *e); /* a job was canceled, or its reader has caught up */
+void       srv_engine_stop(srv_engine *e, srv_stop how);
+/* Empties the prefix cache and all idle slots; *json is the caller's. */
+kvd_status srv_engine_clear(srv_engine *e, char **json, kvd_err *err);
+/* slot: room for n_seq. */
+void srv_engine_look(srv_engine *e, srv_view *out, srv_slot_view *slot);
+
+/* ---- srv_sched.c --------------------------------------------------------------------- */
+
+void srv_sched_admit(srv_engine *e);
+/* Whether there is room for what the step needs; makes it, or preempts. */
+void srv_sched_make_room(srv_engine *e);
+void srv_sched_release(srv_engine *e, srv_slot *s);
+/* A slot's prompt goes on piece by piece. */
+kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err);
+void       srv_sched_enqueue(srv_engine *e, srv_gen *g, bool first);
+void       srv_sched_drop_canceled(srv_engine *e);
+void       srv_sched_drop_idle(srv_engine *e);
+/* A job waits no more: it has run, or never will. */
+void srv_sched_stop_waiting(srv_engine *e, srv_job *j);
+
+/* ---- srv_step.c ------------------------------------------------------------------------ */
+
+bool srv_step_run(srv_engine *e); /* false: there was nothing to evaluate */
+/* Ends of generations: their slot is released, and they are freed. */
+void srv_step_finish(srv_engine *e, srv_slot *s, srv_finish why, int32_t stop);
+/* The job gets an error; its generations go. */
+void srv_step_fail(srv_engine *e, srv_job *j, int status, const char *msg);
+void srv_step_fail_all(srv_engine *e, int status, const char *msg);
+/* Adds an event and tells the net thread; e NULL: there was no memory for it. */
+void srv_tell(srv_engine *e, srv_job *j, srv_event *ev);
+
+#endif

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_fields.c - bodies of requests: JSON by jansson, with limits; fields by type and range. */
+#include "srv_fields.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define WORD_MAX 96
+
+/* The parser recurses: what is nested deeper than our limit never gets there.  Nor do zero bytes,
+ * which it takes for ends. */
+static bool too_deep(const char *s, size_t len)
+{
+    uint32_t depth = 0;
+    bool     text  = false;
+
+    for (size_t i = 0; i < len; i++) {
+        if (text && s[i] == '\\')
+            i++;
+        else if (s[i] == '"')
+            text = !text;
+        else if (!text && (s[i] == '[' || s[i] == '{') && ++depth > SRV_JSON_DEPTH)
+            return true;
+        else if (!text && (s[i] == ']' || s[i] == '}') && depth > 0)
+            depth--;
+    }
+    return false;
+}
+
+bool srv_fields_open(srv_fields *f, srv *s, srv_call *c)
+{
+    const kvd_buf *b = &c->body;
+    json_error_t   e;
+
+    *f = (srv_fields){ .s = s, .reply = &c->reply };
+    if (b->len == 0)
+        return srv_fields_bad(f, NULL, "the body is empty: expected a JSON object");
+    if (memchr(b->data, 0, b->len))
+        return srv_fields_bad(f, NULL, "the body is not JSON: it has a zero byte");
+    if (too_deep(b->data, b->len))
+        return srv_fields_bad(f, NULL, "the body is nested more than %u deep", SRV_JSON_DEPTH);
+    f->root = json_loadb(b->data, b->len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
+    if (!f->root)
+        return srv_fields_bad(f, NULL, "the body is not JSON: %s (byte %d)", e.text, e.position);
+    if (!json_is_object(f->root))
+        return srv_fields_bad(f, NULL, "the body is not a JSON object");
+    return true;
+}
+
+void srv_fields_close(srv_fields *f)
+{
+    json_decref(f->root);
+    f->root = NULL;
+}
+
+bool srv_fields_bad(srv_fields *f, const char *name, const char *fmt, ...)
+{
+    char    msg[400];
+    va_list ap;
+
+    if (f->bad)
+        return false;
+    va_start(ap, fmt);
+    vsnprintf(msg, sizeof(msg), fmt, ap);
+    va_end(ap);
+    f->bad = true;
+    srv_reply_error(f->reply, 400, name, NULL, "%s%s%s", name ? name : "", name ? ": " : "", msg);
+    return false;
+}
+
+bool srv_fields_full(srv_fields *f, const char *fmt, ...)
+{
+    char    msg[200];
+    va_list ap;
+
+    if (f->bad)
+        return false;
+    va_start(ap, fmt);
+    vsnprintf(msg, sizeof(msg), fmt, ap);
+    va_end(ap);
+    f->bad = true;
+    srv_reply_error(f->reply, 503, NULL, NULL, "%s", msg);
+    return false;
+}
+
+bool srv_fields_status(srv_fields *f, const char *name, kvd_status st, const kvd_err *err)
+{
+    if (st == KVD_E_NOMEM)
+        return srv_fields_full(f, "%s", err->msg);
+    return st == KVD_OK || srv_fields_bad(f, name, "%s", err->msg);
+}
+
+json_t *srv_get(const json_t *o, const char *name)
+{
+    json_t *v = json_object_get(o, name);
+
+    return json_is_null(v) ? NULL : v;
+}
+
+json_t *srv_get_object(srv_fields *f, const json_t *o, const char *name)
+{
+    json_t *v = srv_get(o, name);
+
+    if (v && !json_is_object(v))
+        srv_fields_bad(f, name, "expected an object");
+    return json_is_object(v) ? v : NULL;
+}
+
+void srv_get_bool(srv_fields *f, const json_t *o, const char *name, bool *out)
+{
+    const json_t *v = srv_get(o, name);
+
+    if (v && !json_is_boolean(v))
+        srv_fields_bad(f, name, "expected true or false");
+    else if (v)
+        *out = json_is_true(v);
+}
+
+/* An integer, also one that a client writes as 16.0. */
+static bool to_int(const json_t *v, int64_t *out)
+{
+    const double x = json_is_real(v) ? json_real_value(v) : 0.5;
+
+    if (json_is_integer(v))
+        *out = json_integer_value(v);
+    else if (x == floor(x) && fabs(x) < 9e15)
+        *out = (int64_t)x;
+    else
+        return false;
+    return true;
+}
+
+void srv_get_int(srv_fields *f, const json_t *o, const char *name, int64_t min, int64_t max,
+                 int64_t *out)
+{
+    const json_t *v = srv_get(o, name);
+    int64_t       x;
+
+    if (!v)
+        return;
+    if (!to_int(v, &x))
+        srv_fields_bad(f, name, "expected an integer");
+    else if (x < min || x > max)
+        srv_fields_bad(f, name, "%lld is not in [%lld, %lld]", (long long)x, (long long)min,
+                       (long long)max);
+    else
+        *out = x;
+}
+
+void srv_get_u32(srv_fields *f, const json_t *o, const char *name, uint32_t min, uint32_t max,
+                 uint32_t *out)
+{
+    int64_t x = *out;
+
+    srv_get_int(f, o, name, min, max, &x);
+    *out = (uint32_t)x;
+}
+
+void srv_get_float(srv_fields *f, const json_t *o, const char *name, double min, double max,
+                   float *out)
+{
+    const json_t *v = srv_get(o, name);
+    const double  x = json_number_value(v);
+
+    if (!v)
+        return;
+    if (!json_is_number(v))
+        srv_fields_bad(f, name, "expected a number");
+    else if (!(x >= min && x <= max))
+        srv_fields_bad(f, name, "%g is not in [%g, %g]", x, min, max);
+    else
+        *out = (float)x;
+}
+
+/* ---- names ---------------------------------------------------------------------------------- */
+
+static bool is_harmless(const json_t *v, const char *values)
+{
+    char         word[WORD_MAX];
+    const size_t n = json_dumpb(v, word, sizeof(word), JSON_COMPACT | JSON_ENCODE_ANY);
+
+    if (json_is_null(v))
+        return true;
+    if (n == 0 || n > sizeof(word))
+        return false;
+    for (const char *s = values; *s; s += strcspn(s, " ") + (s[strcspn(s, " ")] == ' '))
+        if (strcspn(s, " ") == n && memcmp(s, word, n) == 0)
+            return true;
+    return false;
+}
+
+void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
+                     const srv_refused *refused, uint32_t n_refused)
+{
+    const char *name;
+    json_t     *v;
+
+    json_object_foreach(f->root, name, v)
+    {
+        uint32_t i = 0, k = 0;
+
+        while (i < n_ok && strcmp(ok[i], name) != 0)
+            i++;
+        while (i == n_ok && k < n_refused && strcmp(refused[k].name, name) != 0)
+            k++;
+        if (i == n_ok && k == n_refused)
+            srv_log_unknown(f->s, name);
+        else if (i == n_ok && !is_harmless(v, refused[k].harmless))
+            srv_fields_bad(f, refused[k].name, "is not supported here");
+    }
+}

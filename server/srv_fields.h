@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_fields.h - private to server/: bodies of requests.
+ *
+ * Each getter leaves *out alone where the field is missing or null.  What is wrong goes to the
+ * reply of the fields, once: the first mistake counts, later getters do nothing. */
+#ifndef KVD_SRV_FIELDS_H
+#define KVD_SRV_FIELDS_H
+
+#include <jansson.h>
+
+#include "srv_http.h"
+
+#define SRV_JSON_DEPTH 64u
+
+typedef struct srv_fields {
+    srv       *s;
+    json_t    *root; /* an object; owned */
+    srv_reply *reply;
+    bool       bad;
+} srv_fields;
+
+/* Parses the call's body; false: it is not an object, as the reply says.  Closed either way. */
+bool srv_fields_open(srv_fields *f, srv *s, srv_call *c);
+void srv_fields_close(srv_fields *f);
+/* Says what is wrong with a field; always false. */
+bool srv_fields_bad(srv_fields *f, const char *name, const char *fmt, ...) KVD_PRINTF(3, 4);
+/* It is not the request that is wrong: 503.  Always false. */
+bool srv_fields_full(srv_fields *f, const char *fmt, ...) KVD_PRINTF(2, 3);
+/* Either, as the library says; true: neither. */
+bool srv_fields_status(srv_fields *f, const char *name, kvd_status st, const kvd_err *err);
+
+void srv_get_bool(srv_fields *f, const json_t *o, const char *name, bool *out);
+void srv_get_int(srv_fields *f, const json_t *o, const char *name, int64_t min, int64_t max,
+                 int64_t *out);
+void srv_get_u32(srv_fields *f, const json_t *o, const char *name, uint32_t min, uint32_t max,
+                 uint32_t *out);
+void srv_get_float(srv_fields *f, const json_t *o, const char *name, double min, double max,
+                   float *out);
+/* NULL: there is none, or it is null. */
+json_t *srv_get(const json_t *o, const char *name);
+json_t *srv_get_object(srv_fields *f, const json_t *o, const char *name);
+
+/* What a route knows.  ok: names of fields that have an effect or need none.  refused: fields that
+ * would change the answer and cannot; each with the values that ask for nothing, as compact JSON.
+ */
+typedef struct srv_refused {
+    const char *name, *harmless; /* values separated by spaces */
+} srv_refused;
+void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
+                     const srv_refused *refused, uint32_t n_refused);
+
+/* srv_params.c: fields that chat and completions share; then what was put together is checked. */
+void srv_get_params(srv_fields *f, srv_request *r);
+/* Tokens of a text, specials inside the spans only; owned by the caller. */
+bool srv_tokenize(srv_fields *f, const char *text, size_t len, const kvd_span *spans, size_t n_span,
+                  bool bos, srv_input *out);
+/* The chat template over messages; *spans too.  For the caller to free. */
+bool srv_render(srv_fields *f, char **text, size_t *len, kvd_span **spans, size_t *n_span);
+
+#endif

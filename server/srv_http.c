@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_http.c - calls, over libmicrohttpd.  Everything here runs on the net thread, which drives the
+ * library by its external loop.
+ *
+ * A reply that streams is pulled: the library asks for bytes when the socket takes them, so a
+ * reader that is behind holds its own events (bounded in srv_job.c) and nothing else. */
+#include "srv_http.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "srv_shape.h"
+
+#define CONN_BYTES   (16u << 10) /* of one connection in the library: headers must fit */
+#define STREAM_BLOCK 4096u
+#define SEND_BYTES   (128 << 10) /* in the kernel, of a reader that is behind */
+#define NS           1000000000.0
+
+/* ---- connections --------------------------------------------------------------------------- */
+
+static srv_conn *conn_of(struct MHD_Connection *c)
+{
+    return MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+}
+
+static void open_conn(srv *s, struct MHD_Connection *c, void **ctx)
+{
+    const int one = 1, buffer = SEND_BYTES;
+    srv_conn *conn = kvd_calloc(1, sizeof(*conn));
+
+    *ctx = conn;
+    if (!conn)
+        return; /* its calls are refused */
+    conn->fd       = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    conn->since_ns = kvd_now_ns();
+    conn->next     = s->conns;
+    if (s->conns)
+        s->conns->prev = conn;
+    s->conns = conn;
+    setsockopt(conn->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(conn->fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer));
+}
+
+static void close_conn(srv *s, srv_conn *conn)
+{
+    if (!conn)
+        return;
+    if (conn->prev)
+        conn->prev->next = conn->next;
+    else
+        s->conns = conn->next;
+    if (conn->next)
+        conn->next->prev = conn->prev;
+    kvd_free(conn);
+}
+
+static void on_conn(void *cls, struct MHD_Connection *c, void **ctx,
+                    enum MHD_ConnectionNotificationCode what)
+{
+    if (what == MHD_CONNECTION_NOTIFY_STARTED)
+        open_conn(cls, c, ctx);
+    else
+        close_conn(cls, *ctx);
+}
+
+/* A request line has come. */
+static void *on_uri(void *cls, const char *uri, struct MHD_Connection *c)
+{
+    srv_conn *conn = conn_of(c);
+
+    (void)cls;
+    (void)uri;
+    if (conn) {
+        conn->reading  = true;
+        conn->since_ns = kvd_now_ns();
+    }
+    return NULL;
+}
+
+/* ---- calls -------------------------------------------------------------------------------- */
+
+static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *method, const char *url)
+{
+    srv_call *call = conn_of(c) ? kvd_calloc(1, sizeof(*call)) : NULL;
+
+    if (!call)
+        return NULL;
+    call->s       = s;
+    call->c       = c;
+    call->conn    = conn_of(c);
+    call->born_ns = call->said_ns = kvd_now_ns();
+    call->next                    = s->calls;
+    if (s->calls)
+        s->calls->prev = call;
+    s->calls = call;
+    s->n_call++;
+    snprintf(call->what, sizeof(call->what), "%.8s %s", method, url);
+    return call;
+}
+
+static void log_call(const srv_call *c)
+{
+    const srv_usage *u  = c->job ? &c->job->usage : NULL;
+    const double     ms = (double)(kvd_now_ns() - c->born_ns) * 1e-6;
+
+    if (u && c->ending && !c->gone)
+        kvd_log(KVD_LOG_INFO,
+                "%s: %s, %.0f ms, prompt %llu (cached %llu+%llu+%llu), generated %llu", c->job->id,
+                c->route->path, ms, (unsigned long long)u->n_prompt,
+                (unsigned long long)u->n_cached[0], (unsigned long long)u->n_cached[1],
+                (unsigned long long)u->n_cached[2], (unsigned long long)u->n_generated);
+    else if (c->reply.status >= 400)
+        kvd_log(KVD_LOG_INFO, "%s: status %d, %.0f ms", c->route ? c->route->path : "no route",
+                c->reply.status, ms);
+}
+
+/* Nobody waits for the job any more. */
+static void leave_job(srv_call *c)
+{
+    srv_job *j = c->job;
+
+    if (!j)
+        return;
+    j->conn = NULL;
+    if (!c->ending) {
+        atomic_store_explicit(&j->canceled, true, memory_order_relaxed);
+        srv_engine_nudge(c->s->engine);
+    }
+    srv_job_unref(j);
+    c->job = NULL;
+}
+
+static void on_completed(void *cls, struct MHD_Connection *mc, void **ctx,
+                         enum MHD_RequestTerminationCode why)
+{
+    srv      *s = cls;
+    srv_call *c = *ctx;
+
+    (void)mc;
+    (void)why;
+    *ctx = NULL;
+    if (!c)
+        return;
+    log_call(c);
+    if (c->watched)
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, c->conn->fd, NULL);
+    c->conn->in_call = c->conn->reading = false;
+    c->conn->since_ns                   = kvd_now_ns();
+    leave_job(c);
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        s->calls = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    s->n_call--;
+    kvd_buf_free(&c->body);
+    kvd_buf_free(&c->reply.body);
+    kvd_buf_free(&c->out);
+    kvd_free(c);
+}
+
+static void suspend(srv_call *c)
+{
+    struct epoll_event ev = { .events = EPOLLRDHUP | EPOLLET, .data = { .ptr = c } };
+
+    MHD_suspend_connection(c->c);
+    c->suspended = true;
+    if (!c->watched)
+        c->watched = epoll_ctl(c->s->epoll_fd, EPOLL_CTL_ADD, c->conn->fd, &ev) == 0;
+}
+
+void srv_http_resume(srv_call *c)
+{
+    if (!c->suspended)
+        return;
+    c->suspended = false;
+    MHD_resume_connection(c->c);
+}
+
+/* ---- replies ------------------------------------------------------------------------------ */
+
+static enum MHD_Result send_response(srv_call *c, struct MHD_Response *r, unsigned status,
+                                     const char *type)
+{
+    const char     *origin = c->s->p.origin;
+    char            seconds[16];
+    enum MHD_Result rc;
+
+    if (!r)
+        return MHD_NO;
+    MHD_add_response_header(r, "Content-Type", type);
+    MHD_add_response_header(r, "Cache-Control", "no-store");
+    MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+    if (origin) {
+        MHD_add_response_header(r, "Access-Control-Allow-Origin", origin);
+        MHD_add_response_header(r, "Access-Control-Allow-Headers", "authorization, content-type");
+        MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
+    }
+    if (c->reply.retry_s) {
+        snprintf(seconds, sizeof(seconds), "%u", c->reply.retry_s);
+        MHD_add_response_header(r, "Retry-After", seconds);
+    }
+    if (status == 401)
+        MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
+    if (c->s->stop_ns || c->s->sick_ns)
+        MHD_add_response_header(r, "Connection", "close");
+    rc = MHD_queue_response(c->c, status, r);
+    MHD_destroy_response(r);
+    return rc;
+}
+
+static enum MHD_Result send_reply(srv_call *c)
+{
+    const kvd_buf *b   = &c->reply.body;
+    const char    *oom = "{\"error\":{\"message\":\"no memory for the reply\",\"type\":"
+                         "\"server_error\",\"param\":null,\"code\":null}}";
+
+    c->said_ns = kvd_now_ns();
+    if (b->oom)
+        return send_response(c,
+                             MHD_create_response_from_buffer(strlen(oom), (void *)(uintptr_t)oom,
+                                                             MHD_RESPMEM_PERSISTENT),
+                             503, "application/json");
+    return send_response(
+        c, MHD_create_response_from_buffer(b->len, b->data ? b->data : "", MHD_RESPMEM_MUST_COPY),
+        (unsigned)c->reply.status, c->reply.type ? c->reply.type : "application/json");
+}
+
+/* ---- streams ------------------------------------------------------------------------------- */
+
+static void end_stream_broken(srv_call *c, const char *why)
+{
+    kvd_buf_puts(&c->out, "data: ");
+    srv_put_error(&c->out, 500, NULL, NULL, why);
+    kvd_buf_puts(&c->out, "\n\n");
+    c->ending = true;
+}
+
+/* More text for the reader, if there is any. */
+static void fill(srv_call *c)
+{
+    srv_job   *j = c->job;
+    srv_event *e;
+    const bool was_full = srv_job_full(j);
+
+    c->out.len = c->out_at = 0;
+    while (!c->ending && c->out.len < STREAM_BLOCK && (e = srv_job_take(j))) {
+        j->shape->event(c->s, j, e, &c->out);
+        c->ending = e->kind == SRV_EVENT_END || e->kind == SRV_EVENT_ERROR;
+        srv_event_free(e);
+    }
+    if (was_full && !srv_job_full(j))
+        srv_engine_nudge(c->s->engine);
+    if (c->out.len == 0 && !c->ending && (c->broken || j->lost))
+        end_stream_broken(c, c->broken ? c->broken : "no memory for the answer");
+    if (c->out.len == 0 && c->keepalive)
+        kvd_buf_puts(&c->out, ": keepalive\n\n");
+    c->keepalive = false;
+}
+
+static ssize_t on_pull(void *cls, uint64_t pos, char *buf, size_t max)
+{
+    srv_call *c = cls;
+    size_t    n;
+
+    (void)pos;
+    if (c->gone)
+        return MHD_CONTENT_READER_END_WITH_ERROR;
+    if (c->out_at == c->out.len) {
+        if (c->ending)
+            return MHD_CONTENT_READER_END_OF_STREAM;
+        fill(c);
+    }
+    if (c->out.oom)
+        return MHD_CONTENT_READER_END_WITH_ERROR;
+    n = c->out.len - c->out_at;
+    if (n == 0 && !c->ending) {
+        suspend(c);
+        return 0;
+    }
+    if (n == 0)
+        return MHD_CONTENT_READER_END_OF_STREAM;
+    n = n < max ? n : max;
+    memcpy(buf, c->out.data + c->out_at, n);
+    c->out_at += n;
+    c->said_ns = kvd_now_ns();
+    return (ssize_t)n;
+}
+
+static enum MHD_Result send_stream(srv_call *c)
+{
+    struct MHD_Response *r =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, on_pull, c, NULL);
+
+    c->streams      = true;
+    c->reply.status = 200;
+    if (r)
+        MHD_add_response_header(r, "X-Accel-Buffering", "no");
+    return send_response(c, r, 200, "text/event-stream");
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+static bool job_ended(srv_job *j)
+{
+    bool ended;
+
+    pthread_mutex_lock(&j->lock);
+    ended = j->ended;
+    pthread_mutex_unlock(&j->lock);
+    return ended;
+}
+
+/* What there is to send now; or the connection sleeps until there is. */
+static enum MHD_Result go_on(srv_call *c)
+{
+    if (c->gone)
+        return MHD_NO;
+    if (c->reply.status == 0 && c->job && c->job->req.stream)
+        return send_stream(c);
+    if (c->reply.status == 0 && c->job && job_ended(c->job)) {
+        srv_shape_whole(c->s, c->job, &c->reply);
+        c->ending = true;
+    }
+    if (c->reply.status == 0 && c->broken)
+        srv_reply_error(&c->reply, 503, NULL, NULL, "%s", c->broken);
+    if (c->reply.status)
+        return send_reply(c);
+    suspend(c);
+    return MHD_YES;
+}
+
+static void dispatch(srv_call *c)
+{
+    c->conn->in_call = true;
+    c->worked        = true;
+    if (c->reply.status)
+        return;
+    if (c->route->slow)
+        srv_work_give(c->s, c);
+    else
+        c->route->run(c->s, c);
+}
+
+/* Part of a body; false: more than is allowed, and the length was not announced. */
+static bool add_body(srv_call *c, const char *data, size_t len)
+{
+    if (c->reply.status)
+        return true;
+    if (len > c->s->p.body_bytes - c->body.len)
+        return false;
+    kvd_buf_put(&c->body, data, len);
+    if (c->body.oom)
+        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
+    return true;
+}
+
+static enum MHD_Result on_access(void *cls, struct MHD_Connection *mc, const char *url,
+                                 const char *method, const char *version, const char *data,
+                                 size_t *size, void **ctx)
+{
+    srv_call *c = *ctx;
+
+    (void)version;
+    if (!c) {
+        *ctx = c = open_call(cls, mc, method, url);
+        if (!c)
+            return MHD_NO;
+        if (srv_guard(c, method))
+            return MHD_YES;
+        c->conn->in_call = true;
+        return send_reply(c); /* before any body is read */
+    }
+    if (*size) {
+        const bool ok = add_body(c, data, *size);
+
+        *size = 0;
+        return ok ? MHD_YES : MHD_NO;
+    }
+    if (!c->worked)
+        dispatch(c);
+    if (c->at_work) {
+        suspend(c);
+        return MHD_YES;
+    }
+    return go_on(c);
+}
+
+/* ---- limits of time -------------------------------------------------------------------------- */
+
+static bool late(uint64_t now, uint64_t since, double limit_s)
+{
+    return (double)(now - since) > limit_s * NS;
+}
+
+void srv_http_tick(srv *s, uint64_t now)
+{
+    for (srv_conn *c = s->conns; c; c = c->next)
+        if (!c->in_call &&
+            (s->stop_ns || late(now, c->since_ns, c->reading ? s->p.read_s : s->p.idle_s)))
+            shutdown(c->fd, SHUT_RDWR);
+    for (srv_call *c = s->calls; c; c = c->next) {
+        if (!c->reply.status || c->gone) /* nothing goes out yet */
+            continue;
+        if (c->suspended && late(now, c->said_ns, s->p.keepalive_s)) {
+            c->keepalive = true;
+            srv_http_resume(c);
+        } else if (!c->suspended && late(now, c->said_ns, s->p.read_s)) {
+            c->gone = true; /* it does not read */
+            shutdown(c->conn->fd, SHUT_RDWR);
+        }
+    }
+}
+
+/* ---- open and close ---------------------------------------------------------------------------
+ */
+
+kvd_status srv_http_open(srv *s, kvd_err *err)
+{
+    s->http =
+        MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_access, s,
+                         MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_CONNECTION_LIMIT,
+                         s->p.n_connection, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONN_BYTES,
+                         MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION,
+                         on_conn, s, MHD_OPTION_URI_LOG_CALLBACK, on_uri, s,
+                         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+    if (!s->http)
+        return kvd_fail(err, KVD_E_IO, errno, "the HTTP library does not start");
+    s->listen_fd = -1; /* the library's now */
+    return KVD_OK;
+}
+
+void srv_http_stop_listening(srv *s)
+{
+    const int fd = MHD_quiesce_daemon(s->http);
+
+    if (fd >= 0)
+        close(fd);
+}
+
+void srv_http_close(srv *s)
+{
+    if (!s->http)
+        return;
+    for (srv_call *c = s->calls; c; c = c->next) {
+        c->gone = true;
+        srv_http_resume(c);
+    }
+    MHD_run(s->http);
+    MHD_stop_daemon(s->http);
+    s->http = NULL;
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_http.h - private to server/: connections, calls and replies.
+ *
+ * A *call* is one exchange on a connection: a request and its reply.  The net thread owns all of
+ * it, except that a worker has it between srv_work_give() and the moment it comes back.
+ *
+ *   READ --whole--> WORK --parsed--> (reply is known) --> REPLY
+ *                              '---> WAIT (job, not streamed) --ended--> REPLY
+ *                              '---> STREAM --END, ERROR, reader gone--> gone
+ *
+ * In WORK, WAIT and while a stream has nothing to say the connection is suspended: the HTTP library
+ * does not look at it, so the net thread watches its socket for the peer's end. */
+#ifndef KVD_SRV_HTTP_H
+#define KVD_SRV_HTTP_H
+
+#include <microhttpd.h>
+
+#include "server.h"
+#include "srv_engine.h"
+
+typedef struct srv      srv;
+typedef struct srv_call srv_call;
+
+typedef struct srv_reply {
+    int         status;  /* 0: not known yet */
+    const char *type;    /* of the body; NULL: JSON */
+    uint32_t    retry_s; /* 0: no Retry-After */
+    kvd_buf     body;
+} srv_reply;
+
+typedef struct srv_route {
+    const char *method, *path;
+    bool        open; /* without a key */
+    bool        slow; /* for a worker: it parses or waits */
+    void (*run)(srv *s, srv_call *c);
+} srv_route;
+extern const srv_route srv_routes[];
+extern const uint32_t  srv_n_route;
+
+typedef struct srv_conn { /* one TCP connection */
+    struct srv_conn *prev, *next;
+    int              fd;
+    bool             in_call; /* its request has come whole, the reply is not out */
+    bool             reading; /* of a request some has come */
+    uint64_t         since_ns;
+} srv_conn;
+
+struct srv_call {
+    srv                   *s;
+    struct MHD_Connection *c;
+    srv_conn              *conn;
+    const srv_route       *route;
+    srv_call              *prev, *next;      /* all that live */
+    srv_call              *next_work;        /* for a worker, or back from one */
+    char                   what[48];         /* for the log: method and path */
+    uint64_t               born_ns, said_ns; /* said: a stream has given bytes */
+    kvd_buf                body;
+    srv_reply              reply;
+    srv_job               *job;
+    kvd_buf                out; /* of a stream: made, not taken yet */
+    size_t                 out_at;
+    bool                   suspended, at_work, worked, streams, ending, gone, watched, keepalive;
+    const char            *broken; /* the engine has stopped: what to tell */
+};
+
+/* ---- replies (srv_reply.c) ---------------------------------------------------------- */
+
+/* An error in OpenAI's shape; param and code may be NULL. */
+void srv_reply_error(srv_reply *r, int status, const char *param, const char *code, const char *fmt,
+                     ...) KVD_PRINTF(5, 6);
+/* {"error": ...} of it, without a reply. */
+void srv_put_error(kvd_buf *b, int status, const char *param, const char *code, const char *msg);
+/* A JSON string of any bytes: what is not UTF-8 becomes U+FFFD. */
+void srv_put_string(kvd_buf *b, const char *s, size_t len);
+void srv_put_text(kvd_buf *b, const char *s);
+
+/* ---- the server (srv_main.c) ------------------------------------------------------------- */
+
+#define SRV_WORKERS  2u
+#define SRV_LOG_ONCE 64u
+
+struct srv {
+    server_params     p;
+    kvd_model        *model;
+    kvd_plan          plan;
+    kvd_model_info    info;
+    srv_engine_params ep;
+    srv_engine       *engine;
+    char              name[128];
+    int64_t           started; /* seconds since 1970 */
+
+    struct MHD_Daemon *http;
+    int                listen_fd, epoll_fd, event_fd;
+    uint16_t           port;
+    bool               loopback;
+    srv_conn          *conns;
+    srv_call          *calls;
+    uint32_t           n_call;
+    srv_slot_view     *slots; /* [n_seq] net thread's copy */
+
+    uint64_t tick_ns, stop_ns; /* stop: when it was told to; 0: not */
+    uint64_t sick_ns;          /* when the engine was found broken; 0: it is well */
+    bool     stalled, hurried;
+
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t  work_wake;
+    srv_call       *work, *work_last, *done; /* for workers, back from them */
+    bool            work_ends;
+    srv_job        *told;
+    char            seen[SRV_LOG_ONCE][48]; /* unknown fields that were logged */
+    uint32_t        n_seen;
+    pthread_t       worker[SRV_WORKERS];
+    uint32_t        n_worker;
+};
+
+/* Any thread: the net thread looks at its lists. */
+void srv_wake(srv *s);
+/* Any thread: an unknown field, said once. */
+void srv_log_unknown(srv *s, const char *name);
+
+/* ---- srv_http.c -------------------------------------------------------------------- */
+
+kvd_status srv_http_open(srv *s, kvd_err *err);
+void       srv_http_stop_listening(srv *s);
+void       srv_http_close(srv *s);
+void       srv_http_resume(srv_call *c);
+void       srv_http_tick(srv *s, uint64_t now); /* limits of time */
+
+/* ---- srv_listen.c ------------------------------------------------------------------ */
+
+kvd_status srv_listen(srv *s, kvd_err *err);
+/* NULL: the call may go on; else what is wrong with it was put into its reply. */
+bool srv_guard(srv_call *c, const char *method);
+
+/* ---- srv_work.c ------------------------------------------------------------------------ */
+
+kvd_status srv_work_open(srv *s, kvd_err *err);
+void       srv_work_close(srv *s); /* waits for the workers */
+void       srv_work_give(srv *s, srv_call *c);
+srv_call  *srv_work_take_done(srv *s); /* a list */
+
+/* ---- srv_log.c --------------------------------------------------------------------------- */
+
+void srv_log_open(bool json);
+void srv_log_close(void);
+
+#endif

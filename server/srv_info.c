@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_info.c - routes that say how the server is and what it has; and the one that empties its
+ * cache. */
+#include "srv_routes.h"
+
+void srv_route_health(srv *s, srv_call *c)
+{
+    kvd_buf *b = &c->reply.body;
+
+    if (s->sick_ns || atomic_load_explicit(&s->engine->failed, memory_order_acquire)) {
+        c->reply.status = 503;
+        kvd_buf_puts(b, "{\"status\":\"failed\"}");
+    } else if (s->stop_ns) {
+        c->reply.status = 503;
+        kvd_buf_puts(b, "{\"status\":\"stopping\"}");
+    } else {
+        c->reply.status = 200;
+        kvd_buf_puts(b, "{\"status\":\"ok\"}");
+    }
+}
+
+void srv_route_models(srv *s, srv_call *c)
+{
+    kvd_buf *b = &c->reply.body;
+
+    c->reply.status = 200;
+    kvd_buf_puts(b, "{\"object\":\"list\",\"data\":[{\"id\":");
+    srv_put_text(b, s->name);
+    kvd_buf_printf(
+        b,
+        ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvdrive\",\"meta\":{"
+        "\"n_params\":%llu,\"size\":%llu,\"n_vocab\":%u,\"n_ctx_train\":%u,\"n_embd\":%u}}]}",
+        (long long)s->started, (unsigned long long)s->info.n_param,
+        (unsigned long long)s->info.weight_bytes, s->info.n_vocab, s->info.n_ctx_train,
+        s->info.n_embd);
+}
+
+static void put_sampling(const kvd_sampler_params *p, kvd_buf *b)
+{
+    kvd_buf_printf(
+        b,
+        "{\"temperature\":%g,\"top_k\":%d,\"top_p\":%g,\"min_p\":%g,\"repeat_penalty\":%g,"
+        "\"presence_penalty\":%g,\"frequency_penalty\":%g,\"repeat_last_n\":%d}",
+        (double)p->temperature, p->top_k, (double)p->top_p, (double)p->min_p,
+        (double)p->repeat_penalty, (double)p->presence_penalty, (double)p->frequency_penalty,
+        p->penalty_last_n);
+}
+
+void srv_route_props(srv *s, srv_call *c)
+{
+    kvd_buf *b = &c->reply.body;
+
+    c->reply.status = 200;
+    kvd_buf_printf(b, "{\"version\":\"%s\",\"model\":", kvd_version());
+    srv_put_text(b, s->name);
+    kvd_buf_puts(b, ",\"architecture\":");
+    srv_put_text(b, s->info.arch);
+    kvd_buf_puts(b, ",\"backend\":");
+    srv_put_text(b, s->info.backend);
+    kvd_buf_printf(b,
+                   ",\"total_slots\":%u,\"n_ctx\":%u,\"kv_tokens\":%llu,\"kv_device_bytes\":%llu,"
+                   "\"kv_host_bytes\":%llu,\"kv_resident\":%s,\"default_generation_settings\":",
+                   s->plan.n_seq, s->plan.n_ctx,
+                   (unsigned long long)(s->ep.n_block * SRV_BLOCK_TOKENS),
+                   (unsigned long long)s->plan.kv_device_bytes,
+                   (unsigned long long)s->plan.kv_host_bytes,
+                   s->plan.kv_resident ? "true" : "false");
+    put_sampling(&s->p.sampling, b);
+    kvd_buf_puts(b, ",\"chat_template\":");
+    if (s->info.chat_template)
+        srv_put_text(b, s->info.chat_template);
+    else
+        kvd_buf_puts(b, "null");
+    kvd_buf_putc(b, '}');
+}
+
+void srv_route_slots(srv *s, srv_call *c)
+{
+    static const char *const states[] = { "idle", "prompt", "answer" };
+    kvd_buf                 *b        = &c->reply.body;
+    srv_view                 v;
+
+    srv_engine_look(s->engine, &v, s->slots);
+    c->reply.status = 200;
+    kvd_buf_printf(b, "{\"waiting\":%u,\"running\":%u,\"slots\":[", v.n_waiting, v.n_running);
+    for (uint32_t i = 0; i < s->plan.n_seq; i++) {
+        const srv_slot_view *w = &v.slot[i];
+
+        kvd_buf_printf(b,
+                       "%s{\"id\":%u,\"state\":\"%s\",\"request\":\"%s\",\"tokens\":%u,"
+                       "\"prompt_tokens\":%u,\"generated_tokens\":%u}",
+                       i ? "," : "", i, states[w->state], w->id, w->n_token, w->n_prompt,
+                       w->n_generated);
+    }
+    kvd_buf_puts(b, "]}");
+}
+
+void srv_route_clear(srv *s, srv_call *c)
+{
+    char   *json = NULL;
+    kvd_err err  = { 0 };
+
+    if (srv_engine_clear(s->engine, &json, &err) != KVD_OK) {
+        srv_reply_error(&c->reply, 503, NULL, NULL, "%s", err.msg);
+        return;
+    }
+    c->reply.status = 200;
+    kvd_buf_puts(&c->reply.body, json);
+    kvd_free(json);
+}

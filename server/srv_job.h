@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_job.h - private to server/: a request for text as the engine thread sees it, and the stream
+ * of events that comes back.  No shape of an API is known here.
+ *
+ * A job has inputs (prompts) and n choices of each; a choice is one sequence while it runs.  Events
+ * of a choice: START, PROGRESS any number of times (if asked for), TEXT any number of times,
+ * FINISH. The job's last event is END or ERROR.  The reader takes them in order.
+ *
+ * Threads: who parses fills in the request, then nobody changes it; the engine thread adds events,
+ * the net thread takes them, the lock is between.  References are counted. */
+#ifndef KVD_SRV_JOB_H
+#define KVD_SRV_JOB_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+
+#define SRV_STOP_MAX    16u  /* stop strings of a request */
+#define SRV_STOP_BYTES  256u /* of one */
+#define SRV_TOP_MAX     20u  /* logprobs beside each token */
+#define SRV_BIAS_MAX    1024u
+#define SRV_CHOICE_MAX  64u          /* inputs times n */
+#define SRV_EVENT_BYTES (256u << 10) /* that wait for a reader before its choices pause */
+
+typedef enum srv_tier { SRV_TIER_DEVICE, SRV_TIER_HOST, SRV_TIER_DISK, SRV_N_TIER } srv_tier;
+
+/* ---- the request ------------------------------------------------------------------- */
+
+typedef struct srv_input {
+    int32_t *token; /* owned */
+    uint32_t n;
+} srv_input;
+
+typedef struct srv_request {
+    srv_input *input; /* [n_input] owned */
+    uint32_t   n_input, n;
+    uint32_t   n_max;      /* tokens of a choice */
+    bool       n_max_told; /* by the client, else by the server */
+
+    kvd_sampler_params
+             sampling; /* bias is owned; seed is the first choice's, the next has one more */
+    char    *stop[SRV_STOP_MAX]; /* owned */
+    size_t   stop_len[SRV_STOP_MAX];
+    uint32_t n_stop;
+    bool     ignore_eos;
+
+    bool     logprobs; /* of every token, with n_top others */
+    uint32_t n_top;
+    bool     echo; /* the prompt comes back as text, with logprobs if those are asked for */
+    bool     stream, include_usage, progress, debug_cache;
+    uint8_t  salt[KVD_SALT_BYTES_MAX];
+    uint32_t n_salt;
+} srv_request;
+
+/* ---- events ------------------------------------------------------------------------ */
+
+typedef struct srv_top {
+    int32_t id;
+    float   logprob;
+} srv_top;
+
+typedef struct srv_token { /* of TEXT, where logprobs are asked for */
+    int32_t  id;
+    float    logprob; /* NAN: the first of a prompt, which has none */
+    uint32_t n_top;
+    srv_top  top[SRV_TOP_MAX];
+} srv_token;
+
+typedef enum srv_event_kind {
+    SRV_EVENT_START,
+    SRV_EVENT_PROGRESS,
+    SRV_EVENT_TEXT,
+    SRV_EVENT_FINISH,
+    SRV_EVENT_END,
+    SRV_EVENT_ERROR
+} srv_event_kind;
+
+typedef enum srv_finish { SRV_FINISH_STOP, SRV_FINISH_LENGTH } srv_finish;
+
+typedef struct srv_event {
+    struct srv_event *next;
+    srv_event_kind    kind;
+    uint32_t          choice;
+    srv_finish        finish;
+    int32_t           stop;                      /* FINISH: number of the stop string; -1: none */
+    uint32_t          n_done, n_total, n_cached; /* PROGRESS: tokens of the prompt */
+    uint64_t          ns;                        /* since the prompt was begun */
+    int               status;                    /* ERROR: of HTTP, and the text */
+    uint32_t          n_token;                   /* TEXT: logprobs */
+    srv_token        *token;
+    size_t            len;
+    char             *text; /* zero-terminated */
+} srv_event;
+
+/* What a finished job has taken, of all its choices. */
+typedef struct srv_usage {
+    uint64_t n_prompt, n_generated;
+    uint64_t n_cached[SRV_N_TIER]; /* of n_prompt: where their K and V came from */
+    uint64_t n_evaluated;          /* prompt tokens that were evaluated */
+    uint64_t queue_ns, prompt_ns, generate_ns;
+    /* debug_cache: where the first input left what was known */
+    uint32_t miss_at;
+    char     miss_text[256];
+} srv_usage;
+
+typedef struct srv_shape srv_shape;
+
+typedef struct srv_job {
+    atomic_uint refs;
+    atomic_bool canceled; /* by the net thread: the reader has gone */
+    srv_request req;
+
+    /* of the shape */
+    const srv_shape *shape;
+    char             id[48];
+    int64_t          created;
+    bool             has_role[SRV_CHOICE_MAX]; /* net thread: the stream has begun the choice */
+    uint64_t         offset[SRV_CHOICE_MAX];   /* bytes of text that a stream has told so far */
+
+    pthread_mutex_t lock;
+    srv_event      *first, *last;
+    size_t          bytes; /* of events in the list */
+    bool            ended; /* END or ERROR was added, or would have been */
+    bool            lost;  /* there was no memory for an event: nothing more comes */
+    bool            told;  /* in the net thread's list */
+    struct srv_job *next_told;
+
+    /* engine thread */
+    uint32_t  n_left;               /* choices that have not finished */
+    uint32_t  turn[SRV_CHOICE_MAX]; /* by input: which of its choices runs, one after the other */
+    uint64_t  submit_ns;
+    bool      over;
+    srv_usage usage; /* the net thread reads it behind END */
+
+    void *conn; /* net thread: whose it is; NULL: nobody waits any more */
+} srv_job;
+
+srv_job *srv_job_new(void); /* one reference; NULL: no memory */
+void     srv_job_ref(srv_job *j);
+void     srv_job_unref(srv_job *j);
+
+/* Adds an event with `len` bytes of text and room for n_token logprobs; NULL: no memory. */
+srv_event *srv_event_new(srv_event_kind kind, uint32_t choice, const char *text, size_t len,
+                         uint32_t n_token);
+void       srv_event_free(srv_event *e);
+void       srv_job_add(srv_job *j, srv_event *e);
+void       srv_job_lose(srv_job *j);
+/* The next event, or NULL; the caller frees it. */
+srv_event *srv_job_take(srv_job *j);
+bool       srv_job_full(srv_job *j); /* its reader is behind */
+
+#endif

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_listen.c - where the server listens, and who may call: key, Host, Origin. */
+#include "srv_http.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* ---- the socket ---------------------------------------------------------------------------- */
+
+static bool is_loopback(const struct sockaddr *a)
+{
+    if (a->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
+    return a->sa_family == AF_INET6 &&
+           IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
+}
+
+static uint16_t port_of(int fd)
+{
+    struct sockaddr_storage a;
+    socklen_t               len = sizeof(a);
+
+    if (getsockname(fd, (struct sockaddr *)&a, &len) != 0)
+        return 0;
+    return ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port
+                                         : ((struct sockaddr_in *)&a)->sin_port);
+}
+
+static kvd_status listen_on(srv *s, const struct addrinfo *a, kvd_err *err)
+{
+    const int on = 1;
+    const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0)
+        return kvd_fail(err, KVD_E_IO, errno, "socket for --host %s", s->p.host);
+    s->listen_fd = fd;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0)
+        return kvd_fail(err, KVD_E_IO, errno, "listening on %s port %u", s->p.host, s->p.port);
+    s->port = port_of(fd);
+    return KVD_OK;
+}
+
+kvd_status srv_listen(srv *s, kvd_err *err)
+{
+    const struct addrinfo hints = { .ai_family   = AF_UNSPEC,
+                                    .ai_socktype = SOCK_STREAM,
+                                    .ai_flags    = AI_PASSIVE | AI_NUMERICSERV };
+    struct addrinfo      *found = NULL;
+    char                  port[8];
+    int                   rc;
+    kvd_status            st;
+
+    snprintf(port, sizeof(port), "%u", s->p.port);
+    rc = getaddrinfo(s->p.host, port, &hints, &found);
+    if (rc)
+        return kvd_fail(err, KVD_E_INVAL, 0, "--host %s: %s", s->p.host, gai_strerror(rc));
+    s->loopback = is_loopback(found->ai_addr);
+    if (!s->loopback && !s->p.key && !s->p.open)
+        st = kvd_fail(err, KVD_E_INVAL, 0,
+                      "--host %s lets others in: give a key (--api-key-file, KVDRIVE_API_KEY), or "
+                      "say --without-key",
+                      s->p.host);
+    else
+        st = listen_on(s, found, err);
+    freeaddrinfo(found);
+    return st;
+}
+
+/* ---- who may call ------------------------------------------------------------------------------
+ */
+
+/* Takes as long for every guess of the same length. */
+static bool same_key(const char *a, const char *key)
+{
+    const size_t n_a = strlen(a), n_key = strlen(key);
+    unsigned     differ = n_a != n_key;
+
+    for (size_t i = 0; i < n_a; i++)
+        differ |= (unsigned)(unsigned char)a[i] ^ (unsigned char)key[n_key ? i % n_key : 0];
+    return differ == 0;
+}
+
+static const char *header(const srv_call *c, const char *name)
+{
+    return MHD_lookup_connection_value(c->c, MHD_HEADER_KIND, name);
+}
+
+static bool has_key(const srv_call *c)
+{
+    const char *bearer = header(c, "Authorization"), *plain = header(c, "x-api-key");
+
+    if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
+        return same_key(bearer + 7, c->s->p.key);
+    return plain && same_key(plain, c->s->p.key);
+}
+
+/* Length of "host" in "host:port" or "[::1]:port". */
+static size_t host_len(const char *s)
+{
+    const char *end = *s == '[' ? strchr(s, ']') : NULL;
+
+    return end ? (size_t)(end - s) + 1 : strcspn(s, ":/");
+}
+
+static bool is_local_name(const char *s, size_t len)
+{
+    return (len == 9 && strncasecmp(s, "localhost", 9) == 0) ||
+           (len == 5 && strncmp(s, "[::1]", 5) == 0) ||
+           (len >= 7 && len <= 15 && strncmp(s, "127.", 4) == 0 && strspn(s, "0123456789.") == len);
+}
+
+/* A name that leads here although it is not ours is how web pages get around the browser's rules.
+ */
+static bool good_host(const srv_call *c)
+{
+    const char *h = header(c, "Host");
+
+    return !c->s->loopback || (h && is_local_name(h, host_len(h)));
+}
+
+/* Browsers send it with everything that a page of another origin asks for. */
+static bool good_origin(const srv_call *c)
+{
+    const char *o = header(c, "Origin"), *h = header(c, "Host"), *allowed = c->s->p.origin;
+    const char *at = o ? strstr(o, "://") : NULL;
+
+    if (!o || (allowed && (strcmp(allowed, "*") == 0 || strcmp(allowed, o) == 0)))
+        return true;
+    return at && h && strcasecmp(at + 3, h) == 0;
+}
+
+static void find_route(srv_call *c, const char *method, const char *path)
+{
+    bool known = false;
+
+    for (uint32_t i = 0; i < srv_n_route; i++) {
+        if (strcmp(srv_routes[i].path, path) != 0)
+            continue;
+        known = true;
+        if (strcmp(srv_routes[i].method, method) == 0)
+            c->route = &srv_routes[i];
+    }
+    if (!c->route)
+        srv_reply_error(&c->reply, known ? 405 : 404, NULL, NULL,
+                        known ? "%s does not take %s" : "there is no %s", path, method);
+}
+
+static void preflight(srv_call *c)
+{
+    if (c->s->p.origin)
+        c->reply.status = 204;
+    else
+        srv_reply_error(&c->reply, 403, NULL, NULL, "web pages of other origins may not call");
+}
+
+/* The length that the request announces is checked before any of it is read. */
+static void check_length(srv_call *c)
+{
+    const char *text = header(c, "Content-Length");
+    char       *end;
+
+    if (text && strtoull(text, &end, 10) > (unsigned long long)c->s->p.body_bytes)
+        srv_reply_error(&c->reply, 413, NULL, NULL, "a body of %s bytes: at most %llu", text,
+                        (unsigned long long)c->s->p.body_bytes);
+}
+
+bool srv_guard(srv_call *c, const char *method)
+{
+    const char *path = c->what + strlen(method) + 1;
+
+    if (!good_host(c))
+        srv_reply_error(&c->reply, 403, NULL, NULL, "this Host is not served here");
+    else if (!good_origin(c))
+        srv_reply_error(&c->reply, 403, NULL, NULL, "web pages of this origin may not call");
+    else if (strcmp(method, "OPTIONS") == 0)
+        preflight(c);
+    else
+        find_route(c, method, path);
+    /* what exists is not told without a key either */
+    if (c->s->p.key && !(c->route && c->route->open) && c->reply.status != 204 &&
+        c->reply.status != 403 && !has_key(c))
+        srv_reply_error(&c->reply, 401, NULL, "invalid_api_key",
+                        "the key is missing or wrong (Authorization: Bearer KEY)");
+    if (!c->reply.status)
+        check_length(c);
+    return c->reply.status == 0;
+}

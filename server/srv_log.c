@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_log.c - the log: lines on standard error, as text or as JSON.  Prompts and answers are never
+ * in it. */
+#include "srv_http.h"
+
+#include <stdio.h>
+#include <time.h>
+
+static const char *const levels[] = { "debug", "info", "warning", "error" };
+
+static void stamp(char out[32])
+{
+    struct timespec t;
+    struct tm       tm;
+    size_t          n;
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    gmtime_r(&t.tv_sec, &tm);
+    n = strftime(out, 24, "%Y-%m-%dT%H:%M:%S", &tm);
+    snprintf(out + n, 32 - n, ".%03ldZ", t.tv_nsec / 1000000);
+}
+
+static void line_text(void *ctx, kvd_log_level level, const char *msg)
+{
+    char at[32];
+
+    (void)ctx;
+    if (level == KVD_LOG_DEBUG)
+        return;
+    stamp(at);
+    fprintf(stderr, "%s %s %s\n", at, levels[level], msg);
+}
+
+static void line_json(void *ctx, kvd_log_level level, const char *msg)
+{
+    kvd_buf b = { 0 };
+    char    at[32];
+
+    (void)ctx;
+    if (level == KVD_LOG_DEBUG)
+        return;
+    stamp(at);
+    kvd_buf_printf(&b, "{\"time\":\"%s\",\"level\":\"%s\",\"message\":", at, levels[level]);
+    srv_put_text(&b, msg);
+    kvd_buf_puts(&b, "}\n");
+    if (!b.oom)
+        fwrite(b.data, 1, b.len, stderr);
+    kvd_buf_free(&b);
+}
+
+void srv_log_open(bool json)
+{
+    kvd_set_log(json ? line_json : line_text, NULL);
+}
+
+void srv_log_close(void)
+{
+    fflush(stderr);
+}

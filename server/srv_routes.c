@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_routes.c - every route there is; a test walks this table by asking for each without a key. */
+#include "srv_routes.h"
+
+const srv_route srv_routes[] = {
+    { "GET", "/health", true, false, srv_route_health },
+    { "GET", "/v1/models", false, false, srv_route_models },
+    { "GET", "/props", false, false, srv_route_props },
+    { "GET", "/slots", false, false, srv_route_slots },
+    { "POST", "/v1/chat/completions", false, true, srv_route_chat },
+    { "POST", "/v1/completions", false, true, srv_route_completion },
+    { "POST", "/tokenize", false, true, srv_route_tokenize },
+    { "POST", "/detokenize", false, true, srv_route_detokenize },
+    { "POST", "/apply-template", false, true, srv_route_template },
+    { "DELETE", "/cache", false, true, srv_route_clear },
+};
+const uint32_t srv_n_route = KVD_COUNTOF(srv_routes);

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_routes.h - private to server/: the functions behind the routes, listed in srv_routes.c.
+ * Those of slow routes run on a worker, the others on the net thread. */
+#ifndef KVD_SRV_ROUTES_H
+#define KVD_SRV_ROUTES_H
+
+#include "srv_http.h"
+
+void srv_route_chat(srv *s, srv_call *c);
+void srv_route_completion(srv *s, srv_call *c);
+void srv_route_tokenize(srv *s, srv_call *c);
+void srv_route_detokenize(srv *s, srv_call *c);
+void srv_route_template(srv *s, srv_call *c);
+void srv_route_models(srv *s, srv_call *c);
+void srv_route_health(srv *s, srv_call *c);
+void srv_route_props(srv *s, srv_call *c);
+void srv_route_slots(srv *s, srv_call *c);
+void srv_route_clear(srv *s, srv_call *c);
+
+#endif

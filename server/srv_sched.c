@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_sched.c - which generation gets which slot, and who gives its memory up.
+ *
+ * A generation goes where it costs least: where most of its prompt lies already, but rather into an
+ * empty or old slot than over the end of a conversation that may come back.  A slot that holds the
+ * beginning of a prompt that waits is left alone while another will do. */
+#include "srv_engine.h"
+
+#include <string.h>
+
+#define AGE_NS     60e9 /* after which what an idle slot holds counts half */
+#define WANTED_MIN 32u  /* tokens that a slot has in common with a prompt, to be kept for it */
+
+/* ---- queue --------------------------------------------------------------------------------- */
+
+void srv_sched_enqueue(srv_engine *e, srv_gen *g, bool first)
+{
+    srv_gen **at = &e->queue;
+
+    while (*at && !first)
+        at = &(*at)->next;
+    g->state = SRV_GEN_WAIT;
+    g->next  = *at;
+    *at      = g;
+}
+
+/* Choices of one input run one after the other, so that they share what its prompt left behind. */
+static bool may_run(const srv_gen *g)
+{
+    return g->job->turn[g->input] == g->turn;
+}
+
+static void unlink_gen(srv_engine *e, srv_gen *g)
+{
+    srv_gen **at = &e->queue;
+
+    while (*at != g)
+        at = &(*at)->next;
+    *at     = g->next;
+    g->next = NULL;
+}
+
+static bool is_over(const srv_job *j)
+{
+    return j->over || atomic_load_explicit(&j->canceled, memory_order_relaxed);
+}
+
+void srv_sched_stop_waiting(srv_engine *e, srv_job *j)
+{
+    if (j->usage.queue_ns)
+        return;
+    j->usage.queue_ns = kvd_now_ns() - j->submit_ns + 1;
+    pthread_mutex_lock(&e->lock);
+    e->n_waiting--;
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void cancel(srv_engine *e, srv_job *j)
+{
+    if (j->over)
+        return;
+    j->over = true;
+    e->counts.n_canceled++;
+    srv_sched_stop_waiting(e, j);
+    kvd_log(KVD_LOG_INFO, "%s: canceled, its reader has gone", j->id);
+}
+
+void srv_sched_drop_canceled(srv_engine *e)
+{
+    for (uint32_t i = 0; i < e->p.n_seq; i++) {
+        srv_gen *g = e->slot[i].gen;
+
+        if (!g || !is_over(g->job))
+            continue;
+        cancel(e, g->job);
+        srv_sched_release(e, &e->slot[i]);
+        srv_gen_free(g);
+    }
+    for (srv_gen *g = e->queue, *next; g; g = next) {
+        next = g->next;
+        if (!is_over(g->job))
+            continue;
+        cancel(e, g->job);
+        unlink_gen(e, g);
+        srv_gen_free(g);
+    }
+}
+
+/* ---- slots --------------------------------------------------------------------------------- */
+
+/* Tokens that a slot can give a generation. */
+static uint32_t common(const srv_slot *s, const srv_gen *g)
+{
+    const srv_request *r     = &g->job->req;
+    const int32_t     *token = g->token ? g->token : r->input[g->input].token;
+    const uint32_t     most  = s->n < g->n_token ? s->n : g->n_token;
+    uint32_t           n     = 0;
+
+    if (s->n_salt != r->n_salt || memcmp(s->salt, r->salt, r->n_salt) != 0)
+        return 0;
+    while (n < most && s->token[n] == token[n])
+        n++;
+    return n;
+}
+
+static uint32_t blocks_of(uint32_t n_token)
+{
+    return (n_token + SRV_BLOCK_TOKENS - 1) / SRV_BLOCK_TOKENS;
+}
+
+/* Blocks a slot holds, or will when its prompt is there and has room for a block of answer. */
+static uint64_t claim_of(const srv_slot *s)
+{
+    const uint32_t n = s->gen && s->gen->n_target > s->n ? s->gen->n_target : s->n;
+
+    return s->gen ? blocks_of(n + 1) : blocks_of(n);
+}
+
+static void cut(srv_engine *e, srv_slot *s, uint32_t n)
+{
+    kvd_err err = { 0 };
+
+    if (s->n <= n)
+        return;
+    if (kvd_seq_truncate(e->p.session, (uint32_t)(s - e->slot), n, &err) != KVD_OK)
+        kvd_log(KVD_LOG_WARN, "slot %u: %s", (uint32_t)(s - e->slot), err.msg);
+    s->n = kvd_seq_len(e->p.session, (uint32_t)(s - e->slot));
+}
+
+void srv_sched_drop_idle(srv_engine *e)
+{
+    for (uint32_t i = 0; i < e->p.n_seq; i++)
+        if (!e->slot[i].gen)
+            cut(e, &e->slot[i], 0);
+}
+
+void srv_sched_release(srv_engine *e, srv_slot *s)
+{
+    if (s->gen->state == SRV_GEN_PROMPT) /* what there is of the prompt stays, but it has ended */
+        (void)!kvd_seq_truncate(e->p.session, (uint32_t)(s - e->slot), s->n, NULL);
+    s->gen     = NULL;
+    s->used_ns = kvd_now_ns();
+    e->stale   = e->p.cached;
+}
+
+static void mark_wanted(srv_engine *e)
+{
+    for (uint32_t i = 0; i < e->p.n_seq; i++)
+        e->slot[i].wanted = false;
+    for (const srv_gen *g = e->queue; g; g = g->next) {
+        srv_slot *best = NULL;
+        uint32_t  most = WANTED_MIN - 1;
+
+        for (uint32_t i = 0; i < e->p.n_seq; i++) {
+            const uint32_t n = common(&e->slot[i], g);
+
+            if (n > most) {
+                most = n;
+                best = &e->slot[i];
+            }
+        }
+        if (best)
+            best->wanted = true;
+    }
+}
+
+/* What it costs to run in a slot that has n tokens in common with the prompt: what must be
+ * evaluated, and what is given up, which counts half of that, less with age, and in full where one
+ * waits for it. */
+static double cost_of(const srv_slot *s, uint32_t n_token, uint32_t n, uint64_t now)
+{
+    const double age    = (double)(now - s->used_ns) / AGE_NS;
+    const double weight = s->wanted ? 1.0 : 0.5 / (1.0 + age);
+
+    return (double)(n_token - n) + weight * (double)(s->n - n);
+}
+
+static srv_slot *choose(srv_engine *e, const srv_gen *g)
+{
+    const uint64_t now  = kvd_now_ns();
+    srv_slot      *best = NULL;
+    double         low  = 0.0;
+
+    for (uint32_t i = 0; i < e->p.n_seq; i++) {
+        srv_slot *s = &e->slot[i];
+        double    cost;
+
+        if (s->gen)
+            continue;
+        cost = cost_of(s, g->n_token, common(s, g), now);
+        if (!best || cost < low) {
+            best = s;
+            low  = cost;
+        }
+    }
+    return best;
+}
+
+/* Whether slot a should be given up rather than b; both are idle. */
+static bool less_worth(const srv_slot *a, const srv_slot *b)
+{
+    if (a->wanted != b->wanted)
+        return !a->wanted;
+    return a->used_ns < b->used_ns;
+}
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
+static uint64_t claimed(const srv_engine *e)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < e->p.n_seq; i++)
+        n += claim_of(&e->slot[i]);
+    return n;
+}
+
+/* Idle slots give up what they hold until `need` blocks are free; false: that is not enough. */
+static bool evict_idle(srv_engine *e, uint64_t need, const srv_slot *keep)
+{
+    while (claimed(e) + need > e->p.n_block) {
+        srv_slot *least = NULL;
+
+        for (uint32_t i = 0; i < e->p.n_seq; i++) {
+            srv_slot *s = &e->slot[i];
+
+            if (!s->gen && s != keep && s->n > 0 && (!least || less_worth(s, least)))
+                least = s;
+        }
+        if (!least)
+            return false;
+        cut(e, least, 0);
+    }
+    return true;
+}
+
+static void preempt(srv_engine *e, srv_slot *s)
+{
+    srv_gen *g = s->gen;
+
+    kvd_log(KVD_LOG_INFO, "%s: preempted after %u tokens, another needs its memory", g->job->id,
+            s->n);
+    e->counts.n_preempted++;
+    srv_sched_release(e, s);
+    cut(e, s, 0);
+    srv_sched_enqueue(e, g, true);
+}
+
+void srv_sched_make_room(srv_engine *e)
+{
+    while (!evict_idle(e, 0, NULL)) {
+        srv_slot *young = NULL;
+        uint32_t  n     = 0;
+
+        for (uint32_t i = 0; i < e->p.n_seq; i++) {
+            srv_slot *s = &e->slot[i];
+
+            n += s->gen != NULL;
+            if (s->gen && (!young || s->gen->order > young->gen->order))
+                young = s;
+        }
+        if (n == 0)
+            return;
+        if (n > 1)
+            preempt(e, young);
+        else /* alone, and it has all there is */
+            srv_step_finish(e, young, SRV_FINISH_LENGTH, -1);
+    }
+}
+
+/* ---- admission ----------------------------------------------------------------------------------
+ */
+
+/* Where the first input of a request leaves what was known, and what it says there. */
+static void explain(srv_engine *e, srv_gen *g, uint32_t at)
+{
+    srv_usage *u    = &g->job->usage;
+    size_t     have = 0;
+
+    u->miss_at = at;
+    for (uint32_t i = at > 8 ? at - 8 : 0; i < g->n_prompt && i < at + 16; i++) {
+        size_t      len;
+        const char *text = kvd_token_bytes(e->p.model, g->token[i], &len);
+
+        if (have + len >= sizeof(u->miss_text))
+            break;
+        memcpy(u->miss_text + have, text, len);
+        have += len;
+    }
+    u->miss_text[have] = 0;
+}
+
+static void count_cached(srv_engine *e, srv_gen *g, uint32_t kept, uint32_t known)
+{
+    const srv_tier tier = e->p.resident ? SRV_TIER_DEVICE : SRV_TIER_HOST;
+
+    if (g->counted) /* and preempted since */
+        return;
+    g->counted = true;
+    g->job->usage.n_cached[tier] += kept;
+    g->job->usage.n_cached[SRV_TIER_DISK] += known - kept;
+    g->job->usage.n_prompt += g->turn == 0 ? g->n_prompt : 0;
+    g->job->usage.n_evaluated += g->n_prompt - known;
+    e->counts.n_cached[tier] += kept;
+    e->counts.n_cached[SRV_TIER_DISK] += known - kept;
+    e->counts.n_prompt += g->n_prompt;
+}
+
+kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err)
+{
+    const srv_request *r = &s->gen->job->req;
+    kvd_prompt         p = KVD_PROMPT_INIT;
+
+    p.token      = s->gen->token;
+    p.n_token    = s->gen->n_token;
+    p.salt       = r->salt;
+    p.salt_bytes = r->n_salt;
+    return kvd_prompt_begin(e->p.session, (uint32_t)(s - e->slot), &p, err);
+}
+
+/* The slot holds the first `kept` tokens; the store may know more where that is none. */
+static kvd_status begin_prompt(srv_engine *e, srv_slot *s, srv_gen *g, kvd_err *err)
+{
+    const srv_request *r    = &g->job->req;
+    const uint32_t     seq  = (uint32_t)(s - e->slot);
+    const uint32_t     kept = s->n;
+
+    if (!g->echo) /* it wants the logits of all of it */
+        KVD_TRY(srv_sched_begin(e, s, err));
+    s->n = kvd_seq_len(e->p.session, seq);
+    memcpy(s->token, g->token, s->n * sizeof(*s->token));
+    memcpy(s->salt, r->salt, r->n_salt);
+    s->n_salt   = r->n_salt;
+    g->n_target = g->n_token;
+    g->n_kept   = s->n;
+    count_cached(e, g, kept, s->n);
+    if (r->debug_cache && g->choice == 0 && g->n_token == g->n_prompt)
+        explain(e, g, s->n);
+    return KVD_OK;
+}
+
+static void start(srv_engine *e, srv_gen *g, srv_slot *s)
+{
+    const uint32_t n = common(s, g);
+    const bool new   = g->token == NULL;
+    kvd_err    err   = { 0 };
+    kvd_status st    = srv_gen_open(g, e->p.model, e->p.n_ctx, &err);
+
+    e->counts.n_started += g->job->usage.queue_ns == 0;
+    srv_sched_stop_waiting(e, g->job);
+    unlink_gen(e, g);
+    g->state    = SRV_GEN_PROMPT;
+    g->order    = e->n_order++;
+    g->start_ns = kvd_now_ns();
+    s->gen      = g;
+    cut(e, s, g->echo ? 0 : n < g->n_token ? n : g->n_token - 1);
+    if (st == KVD_OK)
+        st = begin_prompt(e, s, g, &err);
+    if (st != KVD_OK) {
+        srv_step_fail(e, g->job, st == KVD_E_NOMEM ? 503 : 500, err.msg);
+        return;
+    }
+    if (new)
+        srv_tell(e, g->job, srv_event_new(SRV_EVENT_START, g->choice, NULL, 0, 0));
+    if (new && g->job->req.echo && !g->echo)
+        srv_gen_tell_echo(g, e);
+}
+
+static bool has_idle(const srv_engine *e)
+{
+    for (uint32_t i = 0; i < e->p.n_seq; i++)
+        if (!e->slot[i].gen)
+            return true;
+    return false;
+}
+
+/* The first that may run gets a slot, if there is one and memory for it. */
+static bool admit_one(srv_engine *e)
+{
+    srv_gen  *g = e->queue;
+    srv_slot *s;
+    uint64_t  need;
+
+    while (g && !may_run(g))
+        g = g->next;
+    if (!g || !has_idle(e))
+        return false;
+    mark_wanted(e);
+    s    = choose(e, g);
+    need = blocks_of(g->n_token + 1);
+    need = need > claim_of(s) ? need - claim_of(s) : 0;
+    if (!evict_idle(e, need, s))
+        return false;
+    start(e, g, s);
+    return true;
+}
+
+void srv_sched_admit(srv_engine *e)
+{
+    while (admit_one(e))
+        srv_sched_drop_canceled(e); /* if it could not even begin */
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_shape.c - what all shapes of an answer share. */
+#include "srv_shape.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "text/text.h"
+
+const char *srv_finish_name(srv_finish f)
+{
+    return f == SRV_FINISH_STOP ? "stop" : "length";
+}
+
+void srv_stream_error(const srv_event *e, kvd_buf *b)
+{
+    kvd_buf_puts(b, "data: ");
+    srv_put_error(b, e->status, NULL, NULL, e->text);
+    kvd_buf_puts(b, "\n\n");
+}
+
+void srv_put_usage(const srv_job *j, kvd_buf *b)
+{
+    const srv_usage         *u      = &j->usage;
+    const unsigned long long prompt = u->n_prompt, generated = u->n_generated;
+    unsigned long long       cached[SRV_N_TIER], all         = 0;
+
+    for (uint32_t i = 0; i < SRV_N_TIER; i++)
+        all += cached[i] = u->n_cached[i];
+    kvd_buf_printf(b,
+                   "{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu,"
+                   "\"prompt_tokens_details\":{\"cached_tokens\":%llu,\"cached_by_tier\":"
+                   "{\"device\":%llu,\"host\":%llu,\"disk\":%llu}},"
+                   "\"completion_tokens_details\":{\"reasoning_tokens\":0}}",
+                   prompt, generated, prompt + generated, all, cached[SRV_TIER_DEVICE],
+                   cached[SRV_TIER_HOST], cached[SRV_TIER_DISK]);
+}
+
+static double rate(uint64_t n, uint64_t ns)
+{
+    return ns ? (double)n * 1e9 / (double)ns : 0.0;
+}
+
+void srv_put_timings(const srv_job *j, kvd_buf *b)
+{
+    const srv_usage *u     = &j->usage;
+    const uint64_t   steps = u->n_generated > j->req.n ? u->n_generated - j->req.n : 0;
+
+    kvd_buf_printf(b,
+                   "{\"queue_ms\":%.3f,\"cache_n\":%llu,\"prompt_n\":%llu,\"prompt_ms\":%.3f,"
+                   "\"prompt_per_second\":%.3f,\"predicted_n\":%llu,\"predicted_ms\":%.3f,"
+                   "\"predicted_per_second\":%.3f}",
+                   (double)u->queue_ns * 1e-6,
+                   (unsigned long long)(u->n_cached[0] + u->n_cached[1] + u->n_cached[2]),
+                   (unsigned long long)u->n_evaluated, (double)u->prompt_ns * 1e-6,
+                   rate(u->n_evaluated, u->prompt_ns), (unsigned long long)u->n_generated,
+                   (double)u->generate_ns * 1e-6, rate(steps, u->generate_ns));
+}
+
+void srv_put_extras(const srv_job *j, kvd_buf *b)
+{
+    kvd_buf_puts(b, ",\"timings\":");
+    srv_put_timings(j, b);
+    if (!j->req.debug_cache)
+        return;
+    kvd_buf_printf(b, ",\"debug_cache\":{\"first_differing_token\":%u,\"text\":", j->usage.miss_at);
+    srv_put_text(b, j->usage.miss_text);
+    kvd_buf_putc(b, '}');
+}
+
+static bool is_utf8(const char *s, size_t len)
+{
+    static const char replacement[] = "\xef\xbf\xbd";
+    uint32_t          cp;
+
+    for (size_t i = 0, n; i < len; i += n) {
+        n = utf8_decode(s + i, len - i, &cp);
+        if (cp == 0xfffd && (n != 3 || memcmp(s + i, replacement, 3) != 0))
+            return false;
+    }
+    return true;
+}
+
+/* A part of a character is no text: then its bytes are named, as OpenAI does. */
+void srv_put_token(const srv *s, int32_t id, kvd_buf *b)
+{
+    size_t      len;
+    const char *text = kvd_token_bytes(s->model, id, &len);
+
+    if (is_utf8(text, len)) {
+        srv_put_string(b, text, len);
+        return;
+    }
+    kvd_buf_puts(b, "\"bytes:");
+    for (size_t i = 0; i < len; i++)
+        kvd_buf_printf(b, "\\\\x%02x", (unsigned)(unsigned char)text[i]);
+    kvd_buf_putc(b, '"');
+}
+
+void srv_put_token_bytes(const srv *s, int32_t id, kvd_buf *b)
+{
+    size_t      len;
+    const char *text = kvd_token_bytes(s->model, id, &len);
+
+    kvd_buf_putc(b, '[');
+    for (size_t i = 0; i < len; i++)
+        kvd_buf_printf(b, "%s%u", i ? "," : "", (unsigned)(unsigned char)text[i]);
+    kvd_buf_putc(b, ']');
+}
+
+/* JSON has no infinities: a token that cannot be has -9999, as with OpenAI. */
+void srv_put_logprob(float x, kvd_buf *b)
+{
+    if (isnan(x))
+        kvd_buf_puts(b, "null");
+    else
+        kvd_buf_printf(b, "%.6f", x > -9999.0f ? (double)x : -9999.0);
+}
+
+static void collect(srv_answer *a, const srv_event *e)
+{
+    if (e->kind == SRV_EVENT_TEXT) {
+        kvd_buf_put(&a->text, e->text, e->len);
+        kvd_buf_put(&a->tokens, e->token, e->n_token * sizeof(*e->token));
+    } else if (e->kind == SRV_EVENT_FINISH) {
+        a->finish = e->finish;
+        a->stop   = e->stop;
+    }
+}
+
+/* The job's answers; false: it has failed, and the reply says how. */
+static bool collect_all(srv_job *j, srv_answer *a, srv_reply *r)
+{
+    srv_event *e;
+    bool       ok = false;
+
+    while ((e = srv_job_take(j))) {
+        if (e->kind == SRV_EVENT_ERROR)
+            srv_reply_error(r, e->status, NULL, NULL, "%s", e->text);
+        ok = ok || e->kind == SRV_EVENT_END;
+        collect(&a[e->choice], e);
+        srv_event_free(e);
+    }
+    if (!ok && !r->status)
+        srv_reply_error(r, 503, NULL, NULL, "no memory for the answer");
+    return ok && !r->status;
+}
+
+void srv_shape_whole(srv *s, srv_job *j, srv_reply *r)
+{
+    const uint32_t n = j->req.n_input * j->req.n;
+    srv_answer    *a = kvd_calloc(n, sizeof(*a));
+
+    if (!a) {
+        srv_reply_error(r, 503, NULL, NULL, "no memory for the answer");
+        return;
+    }
+    if (collect_all(j, a, r)) {
+        r->status = 200;
+        j->shape->whole(s, j, a, &r->body);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        r->body.oom = r->body.oom || a[i].text.oom || a[i].tokens.oom;
+        kvd_buf_free(&a[i].text);
+        kvd_buf_free(&a[i].tokens);
+    }
+    kvd_free(a);
+}

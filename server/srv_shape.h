@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_shape.h - private to server/: how a job's events look to a client.  A shape is a file: what
+ * it makes of a request's body, of each event of a stream, and of all of them at once. */
+#ifndef KVD_SRV_SHAPE_H
+#define KVD_SRV_SHAPE_H
+
+#include "srv_http.h"
+
+typedef struct srv_answer { /* of one choice, collected */
+    kvd_buf    text;
+    kvd_buf    tokens; /* srv_token, one behind the other */
+    srv_finish finish;
+    int32_t    stop;
+} srv_answer;
+
+struct srv_shape {
+    const char *prefix; /* of ids */
+    /* Server-sent events of one event; END and ERROR end the stream. */
+    void (*event)(srv *s, srv_job *j, const srv_event *e, kvd_buf *b);
+    void (*whole)(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b);
+};
+
+/* All events of a job that has ended, as its shape says it, or as an error. */
+void srv_shape_whole(srv *s, srv_job *j, srv_reply *r);
+
+/* Parts that shapes share. */
+void srv_put_usage(const srv_job *j, kvd_buf *b);   /* {"prompt_tokens":...} */
+void srv_put_timings(const srv_job *j, kvd_buf *b); /* {"prompt_n":...} */
+/* ,"timings":...  and what debug_cache asked for, behind usage */
+void srv_put_extras(const srv_job *j, kvd_buf *b);
+/* A token's text as a JSON string; its bytes as an array. */
+void        srv_put_token(const srv *s, int32_t id, kvd_buf *b);
+void        srv_put_token_bytes(const srv *s, int32_t id, kvd_buf *b);
+void        srv_put_logprob(float x, kvd_buf *b);
+const char *srv_finish_name(srv_finish f);
+void        srv_stream_error(const srv_event *e, kvd_buf *b);
+
+/* srv_submit.c: ids, limits, and the engine's queue; or an error in the call's reply. */
+void srv_submit(srv *s, srv_call *c, srv_job *j, const srv_shape *shape);
+
+#endif

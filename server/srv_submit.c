@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_submit.c - from a parsed request to the engine's queue. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "srv_shape.h"
+
+#define ID_BYTES  12
+#define RETRY_MAX 60u
+
+static bool name_job(srv_job *j, const char *prefix)
+{
+    uint8_t id[ID_BYTES];
+    int     n = snprintf(j->id, sizeof(j->id), "%s", prefix);
+
+    if (getrandom(id, sizeof(id), 0) != (ssize_t)sizeof(id))
+        return false;
+    for (size_t i = 0; i < sizeof(id); i++)
+        n += snprintf(j->id + n, sizeof(j->id) - (size_t)n, "%02x", id[i]);
+    j->created = (int64_t)time(NULL);
+    return true;
+}
+
+/* Whether the session can ever hold it. */
+static bool fits(const srv *s, const srv_job *j, srv_reply *r)
+{
+    const uint64_t room = s->ep.n_block * SRV_BLOCK_TOKENS;
+    const uint64_t most = room < s->ep.n_ctx ? room : s->ep.n_ctx;
+
+    for (uint32_t i = 0; i < j->req.n_input; i++) {
+        const uint32_t n = j->req.input[i].n;
+
+        if (n == 0)
+            srv_reply_error(r, 400, "prompt", NULL, "the prompt has no tokens");
+        else if (n >= most)
+            srv_reply_error(r, 400, "messages", "context_length_exceeded",
+                            "the prompt has %u tokens; prompt and answer together have %llu", n,
+                            (unsigned long long)most);
+        if (r->status)
+            return false;
+    }
+    return true;
+}
+
+static void refuse(srv *s, srv_reply *r, kvd_status st, const kvd_err *err)
+{
+    const uint32_t retry = 1 + s->p.n_queue / s->ep.n_seq;
+
+    if (st == KVD_E_BUSY)
+        srv_reply_error(r, 429, NULL, "queue_full", "%s", err->msg);
+    else
+        srv_reply_error(r, 503, NULL, NULL, "%s", err->msg);
+    r->retry_s = retry < RETRY_MAX ? retry : RETRY_MAX;
+}
+
+void srv_submit(srv *s, srv_call *c, srv_job *j, const srv_shape *shape)
+{
+    kvd_err    err = { 0 };
+    kvd_status st;
+
+    if (!fits(s, j, &c->reply))
+        return;
+    j->shape = shape;
+    if (!name_job(j, shape->prefix)) {
+        srv_reply_error(&c->reply, 503, NULL, NULL, "the system gives no random numbers");
+        return;
+    }
+    st = srv_engine_submit(s->engine, j, &err);
+    if (st != KVD_OK) {
+        refuse(s, &c->reply, st, &err);
+        return;
+    }
+    srv_job_ref(j);
+    c->job = j;
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_text.c - routes between text and tokens. */
+#include "srv_fields.h"
+#include "srv_routes.h"
+#include "srv_shape.h"
+
+static void put_tokens(const srv *s, const srv_input *in, bool pieces, kvd_buf *b)
+{
+    kvd_buf_puts(b, "{\"tokens\":[");
+    for (uint32_t i = 0; i < in->n; i++) {
+        if (i > 0)
+            kvd_buf_putc(b, ',');
+        if (!pieces) {
+            kvd_buf_printf(b, "%d", in->token[i]);
+            continue;
+        }
+        kvd_buf_printf(b, "{\"id\":%d,\"piece\":", in->token[i]);
+        srv_put_token(s, in->token[i], b);
+        kvd_buf_putc(b, '}');
+    }
+    kvd_buf_printf(b, "],\"count\":%u}", in->n);
+}
+
+void srv_route_tokenize(srv *s, srv_call *c)
+{
+    static const char *const names[]   = { "content", "add_special", "with_pieces", "model" };
+    static const srv_refused refused[] = { { "parse_special", "false" } };
+    srv_fields               f;
+    srv_input                in  = { 0 };
+    bool                     bos = false, pieces = false;
+
+    if (srv_fields_open(&f, s, c)) {
+        const json_t *text = srv_get(f.root, "content");
+
+        srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
+        srv_get_bool(&f, f.root, "add_special", &bos);
+        srv_get_bool(&f, f.root, "with_pieces", &pieces);
+        if (!json_is_string(text))
+            srv_fields_bad(&f, "content", "expected a string");
+        if (!f.bad && srv_tokenize(&f, json_string_value(text), json_string_length(text), NULL, 0,
+                                   bos, &in)) {
+            c->reply.status = 200;
+            put_tokens(s, &in, pieces, &c->reply.body);
+        }
+    }
+    kvd_free(in.token);
+    srv_fields_close(&f);
+}
+
+static bool detokenize(srv_fields *f, const json_t *list, kvd_buf *out)
+{
+    kvd_detok  *d   = NULL;
+    kvd_err     err = { 0 };
+    const char *text;
+    size_t      i, len;
+    json_t     *v;
+
+    if (!json_is_array(list))
+        return srv_fields_bad(f, "tokens", "expected a list of tokens");
+    if (!srv_fields_status(f, NULL, kvd_detok_open(&d, f->s->model, &err), &err))
+        return false;
+    json_array_foreach(list, i, v)
+    {
+        const json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
+
+        if (id < 0 || id >= f->s->info.n_vocab) {
+            srv_fields_bad(f, "tokens", "entry %zu is no token of this model", i);
+            break;
+        }
+        text = kvd_detok_feed(d, (int32_t)id, true, &len);
+        kvd_buf_put(out, text, len);
+    }
+    text = kvd_detok_flush(d, &len);
+    kvd_buf_put(out, text, len);
+    kvd_detok_close(d);
+    return !f->bad;
+}
+
+void srv_route_detokenize(srv *s, srv_call *c)
+{
+    static const char *const names[] = { "tokens", "model" };
+    srv_fields               f;
+    kvd_buf                  text = { 0 };
+
+    if (srv_fields_open(&f, s, c)) {
+        srv_check_names(&f, names, KVD_COUNTOF(names), NULL, 0);
+        if (!f.bad && detokenize(&f, srv_get(f.root, "tokens"), &text)) {
+            c->reply.status = 200;
+            kvd_buf_puts(&c->reply.body, "{\"content\":");
+            srv_put_string(&c->reply.body, text.data ? text.data : "", text.len);
+            kvd_buf_putc(&c->reply.body, '}');
+            c->reply.body.oom = c->reply.body.oom || text.oom;
+        }
+    }
+    kvd_buf_free(&text);
+    srv_fields_close(&f);
+}
+
+void srv_route_template(srv *s, srv_call *c)
+{
+    static const char *const names[]   = { "messages", "add_generation_prompt",
+                                           "chat_template_kwargs", "model" };
+    static const srv_refused refused[] = { { "chat_template", "" }, { "tools", "[]" } };
+    srv_fields               f;
+    char                    *text  = NULL;
+    kvd_span                *spans = NULL;
+    size_t                   len = 0, n = 0;
+
+    if (srv_fields_open(&f, s, c)) {
+        srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
+        if (!f.bad && srv_render(&f, &text, &len, &spans, &n)) {
+            c->reply.status = 200;
+            kvd_buf_puts(&c->reply.body, "{\"prompt\":");
+            srv_put_string(&c->reply.body, text, len);
+            kvd_buf_putc(&c->reply.body, '}');
+        }
+    }
+    kvd_free(text);
+    kvd_free(spans);
+    srv_fields_close(&f);
+}

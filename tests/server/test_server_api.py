@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Routes of the server: what they answer, what they refuse and how."""
+import base64
+import json
+import random
+
+from kvserver import HERE, Server, main, text_of
+
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def test_small_routes():
+    with Server("--alias", "tiny") as s:
+        assert s.get("/health") == {"status": "ok"}
+        assert s.get("/v1/models")["data"][0]["id"] == "tiny"
+        props = s.get("/props")
+        assert props["total_slots"] == 4 and props["n_ctx"] == 4000, props
+        assert len(s.get("/slots")["slots"]) == 4
+        ids = s.post("/tokenize", {"content": "a<|im_start|>b", "with_pieces": True})
+        # user text never becomes control tokens
+        assert "".join(t["piece"] for t in ids["tokens"]) == "a<|im_start|>b"
+        assert ids["count"] == 14, ids
+        ids = s.post("/tokenize", {"content": "héllo"})["tokens"]
+        assert s.post("/detokenize", {"tokens": ids})["content"] == "héllo"
+        assert s.post("/apply-template", {"messages": HELLO})["prompt"] == \
+            "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+        assert s.post("/apply-template", {"messages": HELLO, "add_generation_prompt": False}) \
+            ["prompt"] == "<|im_start|>user\nhello<|im_end|>\n"
+        for path, method, want in (("/nothing", "GET", 404), ("/health", "POST", 405),
+                                   ("/v1/completions", "GET", 405), ("/cache", "POST", 405)):
+            status, _, data = s.call(method, path, body="{}" if method == "POST" else None)
+            assert status == want and json.loads(data)["error"]["type"], (path, status, data)
+
+
+def test_completion():
+    with Server() as s:
+        body = {"prompt": "hello there", "max_tokens": 12, "logit_bias": {"261": -100}}
+        a = s.post(COMPLETION, body)
+        assert a["object"] == "text_completion" and a["choices"][0]["finish_reason"] == "length"
+        assert a["usage"]["completion_tokens"] == 12
+        assert a["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        events = list(s.stream(COMPLETION, {**body, "stream_options": {"include_usage": True}}))
+        assert events[-1] == "[DONE]"
+        assert text_of(events) == a["choices"][0]["text"]
+        usage = events[-2]
+        assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 12
+        assert usage["usage"]["prompt_tokens_details"]["cached_tokens"] == \
+            a["usage"]["prompt_tokens"] - 1  # all but the last
+        assert all(e["usage"] is None for e in events[:-2])
+        assert a["timings"]["prompt_n"] == a["usage"]["prompt_tokens"]
+        events = list(s.stream(COMPLETION, body))
+        assert all("usage" not in e for e in events[:-1])
+
+
+def test_chat():
+    with Server() as s:
+        body = {"messages": HELLO, "max_tokens": 9, "logit_bias": {"261": -100}}
+        a = s.post(CHAT, body)
+        m = a["choices"][0]["message"]
+        assert a["object"] == "chat.completion" and m["role"] == "assistant"
+        events = list(s.stream(CHAT, body))
+        assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert text_of(events) == m["content"]
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+        parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+        assert s.post(CHAT, {**body, "messages": parts})["choices"][0]["message"] == m
+        system = [{"role": "developer", "content": "be brief"}] + HELLO
+        assert "system\nbe brief" in s.post("/apply-template", {"messages": system})["prompt"]
+
+
+def test_lengths():
+    with Server() as s:
+        bias = {"261": -100}
+        n = lambda **k: s.post(COMPLETION, {"prompt": "abc", "logit_bias": bias, **k}) \
+            ["usage"]["completion_tokens"]
+        assert n() == 16  # OpenAI's default
+        assert n(max_tokens=3) == 3
+        assert n(max_tokens=3, max_completion_tokens=5) == 5  # the newer one wins
+        assert n(max_tokens=0) == 0
+        a = s.post(COMPLETION, {"prompt": [65] * 3990, "max_tokens": 100, "logit_bias": bias})
+        assert a["usage"]["completion_tokens"] == 10  # the context is full
+        e = s.post(COMPLETION, {"prompt": [65] * 4000}, want=400)["error"]
+        assert e["code"] == "context_length_exceeded", e
+        s.post(COMPLETION, {"prompt": ""}, want=400)
+
+
+def test_choices_and_seeds():
+    with Server() as s:
+        body = {"prompt": "hello", "n": 3, "seed": 7, "temperature": 1.5, "max_tokens": 12,
+                "logit_bias": {"261": -100}}
+        a = s.post(COMPLETION, body)
+        texts = [c["text"] for c in a["choices"]]
+        assert [c["index"] for c in a["choices"]] == [0, 1, 2]
+        assert len(set(texts)) == 3, texts
+        assert [c["text"] for c in s.post(COMPLETION, body)["choices"]] == texts
+        assert s.post(COMPLETION, {**body, "n": 1, "seed": 8})["choices"][0]["text"] == texts[1]
+        assert a["usage"]["prompt_tokens"] < 6 and a["usage"]["completion_tokens"] == 36
+        many = s.post(COMPLETION, {"prompt": ["hello", "world", "again"], "max_tokens": 4})
+        for i, prompt in enumerate(("hello", "world", "again")):
+            one = s.post(COMPLETION, {"prompt": prompt, "max_tokens": 4})
+            assert one["choices"][0]["text"] == many["choices"][i]["text"]
+        assert 10 < many["usage"]["prompt_tokens"] < 16
+        events = list(s.stream(COMPLETION, body))
+        for i in range(3):
+            assert "".join(c["text"] for e in events[:-1] for c in e["choices"]
+                           if c["index"] == i) == texts[i]
+
+
+def test_stops():
+    """Over random stop strings cut out of what is said: streamed or not, the text ends before the
+    first one, nothing of it shows, nothing before it is lost."""
+    rng = random.Random(5)
+    with Server() as s:
+        body = {"prompt": "hello", "max_tokens": 60, "temperature": 1.2, "seed": 3,
+                "logit_bias": {"261": -100}}
+        full = s.post(COMPLETION, body)["choices"][0]["text"]
+        for _ in range(40):
+            at = rng.randrange(len(full) - 4)
+            stops = [full[at:at + rng.randrange(1, 5)], "never\x00said", full[at:at + 2] + "zz"]
+            want = full[:min(full.find(x) for x in stops if x in full)]
+            a = s.post(COMPLETION, {**body, "stop": stops})["choices"][0]
+            assert a["text"] == want and a["finish_reason"] == "stop", (stops, a, want)
+            events = list(s.stream(COMPLETION, {**body, "stop": stops}))
+            assert text_of(events) == want
+        # what may begin a stop string is held back, and told when the answer ends
+        held = full[-3:] + "no"
+        assert s.post(COMPLETION, {**body, "stop": held})["choices"][0]["text"] == full
+        assert text_of(s.stream(COMPLETION, {**body, "stop": held})) == full
+
+
+def test_logprobs():
+    with Server("--precise", "--deterministic") as s:
+        body = {"prompt": "hello", "max_tokens": 6, "logit_bias": {"261": -100}}
+        a = s.post(COMPLETION, {**body, "logprobs": 3})["choices"][0]["logprobs"]
+        assert len(a["tokens"]) == len(a["token_logprobs"]) == len(a["top_logprobs"]) == 6
+        for lp, top in zip(a["token_logprobs"], a["top_logprobs"]):
+            assert lp <= max(top.values()) + 1e-5 and max(top.values()) < 0 and 1 <= len(top) <= 3
+        chat = {"messages": HELLO, "max_tokens": 5, "logprobs": True, "top_logprobs": 2}
+        c = s.post(CHAT, chat)["choices"][0]["logprobs"]["content"]
+        assert len(c) == 5 and all(len(t["top_logprobs"]) == 2 for t in c)
+        assert all(t["top_logprobs"][0]["logprob"] == t["logprob"] for t in c)
+        streamed = [t for e in s.stream(CHAT, chat) if e != "[DONE]" for x in e["choices"]
+                    if x["logprobs"] for t in x["logprobs"]["content"]]
+        assert streamed == c
+        # echo: every token of the prompt but the first has a logprob, whatever is cached
+        e = s.post(COMPLETION, {**body, "prompt": "hello" * 40, "echo": True, "logprobs": 1,
+                                "max_tokens": 2})["choices"][0]
+        assert e["text"].startswith("hello" * 40)
+        lp = e["logprobs"]["token_logprobs"]
+        assert lp[0] is None and all(x <= 0 for x in lp[1:])
+        n = s.post("/tokenize", {"content": "hello" * 40})["count"]
+        assert len(lp) == n + 2
+        # the same numbers one token at a time
+        ids = s.post("/tokenize", {"content": "hello" * 40})["tokens"]
+        for i in (1, 7, 50):
+            one = s.post(COMPLETION, {"prompt": ids[:i], "max_tokens": 1, "logprobs": 0,
+                                      "logit_bias": {str(ids[i]): 100}})["choices"][0]
+            assert abs(one["logprobs"]["token_logprobs"][0] - lp[i]) < 1e-4, (i, one, lp[i])
+        a = s.post(COMPLETION, {"prompt": "hello", "echo": True, "max_tokens": 0, "logprobs": 0})
+        assert a["choices"][0]["text"] == "hello"
+
+
+def test_penalties_and_bias():
+    with Server() as s:
+        body = {"prompt": "hello", "max_tokens": 20}
+        forced = s.post(COMPLETION, {**body, "logit_bias": {"97": 100}})["choices"][0]["text"]
+        assert forced == "a" * 20
+        varied = s.post(COMPLETION, {**body, "logit_bias": {"97": 5, "98": 4.9, "99": 4.8},
+                                     "frequency_penalty": 2})["choices"][0]["text"]
+        assert len(set(varied)) > 1
+
+
+WRONG = [  # field, value
+    ("max_tokens", -1), ("max_tokens", "many"), ("max_tokens", 1.5), ("temperature", -0.1),
+    ("temperature", "hot"), ("temperature", 1e9), ("top_p", 1.1), ("top_p", -1), ("min_p", 2),
+    ("top_k", 0.5), ("n", 0), ("n", 1000), ("stream", "yes"), ("seed", "x"),
+    ("presence_penalty", 3), ("frequency_penalty", -3), ("stop", [""]), ("stop", [1]),
+    ("stop", ["x"] * 17), ("stop", "x" * 300), ("logit_bias", {"a": 1}), ("logit_bias", [1]),
+    ("logit_bias", {"1": 101}), ("logit_bias", {"264": 1}), ("logit_bias", {"-1": 1}),
+    ("logit_bias", {str(i % 264) + "": 1 for i in range(264)} | {"999999": 1}),
+    ("model", 3), ("cache_salt", ""), ("cache_salt", 5), ("cache_salt", "x" * 257),
+    ("stream_options", {"include_usage": True}), ("stream_options", 1),
+]
+
+
+def test_refuses_by_name():
+    with Server() as s:
+        for field, value in WRONG:
+            s.error(COMPLETION, {"prompt": "x", field: value}, field)
+            s.error(CHAT, {"messages": HELLO, field: value}, field)
+        s.error(COMPLETION, {}, "prompt")
+        s.error(COMPLETION, {"prompt": 5}, "prompt")
+        s.error(COMPLETION, {"prompt": [1, 999999]}, "prompt")
+        s.error(COMPLETION, {"prompt": ["a", 5]}, "prompt")
+        s.error(COMPLETION, {"prompt": ["a"] * 65}, "prompt")
+        s.error(COMPLETION, {"prompt": "x", "best_of": 3}, "best_of")
+        s.error(COMPLETION, {"prompt": "x", "suffix": "y"}, "suffix")
+        s.error(CHAT, {"messages": HELLO, "top_logprobs": 3}, "top_logprobs")
+        s.error(CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs")
+        for bad in (None, [], "hi", [5], [{}], [{"role": "king", "content": "x"}],
+                    [{"role": "user"}], [{"role": "user", "content": 5}]):
+            e = s.post(CHAT, {"messages": bad}, want=400)["error"]
+            assert e["param"].startswith("messages"), e
+        e = s.post(CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+                   want=400)["error"]
+        assert e["param"] == "messages[0]", e
+        for field, value in (("tools", [{"type": "function"}]), ("tool_choice", "required"),
+                             ("response_format", {"type": "json_object"}), ("audio", {}),
+                             ("modalities", ["audio"]), ("prediction", {}), ("functions", [{}]),
+                             ("chat_template", "{{ x }}"), ("store", True)):
+            e = s.error(CHAT, {"messages": HELLO, field: value}, field)
+            assert "not supported" in e["message"]
+        s.post(CHAT, {"messages": HELLO, "max_tokens": 1, "tools": [], "audio": None, "user": "me",
+                      "store": False, "response_format": {"type": "text"}, "seed": None})
+        s.error("/tokenize", {"content": 5}, "content")
+        s.error("/detokenize", {"tokens": [1, "x"]}, "tokens")
+        # unknown fields have no effect and are logged once
+        for _ in range(3):
+            s.post(COMPLETION, {"prompt": "x", "max_tokens": 1, "frobnicate\n": 1})
+        assert sum("frobnicate" in line for line in s.lines) == 1
+
+
+def test_bodies():
+    """jsontestsuite: what must be refused is 400; everything else is 400 as well, being no request,
+    but never 500, and the server goes on."""
+    with Server() as s:
+        for line in (HERE / "data" / "jsontestsuite.txt").read_text().splitlines():
+            name, _, data = line.partition(" ")
+            data = base64.b64decode(data)
+            for path in (COMPLETION, CHAT, "/tokenize", "/detokenize", "/apply-template"):
+                status, _, out = s.call("POST", path, body=data)
+                assert status == 400 and json.loads(out)["error"]["message"], (name, status, out)
+            if name.startswith("n_"):
+                assert b"not JSON" in out or b"nested" in out or b"empty" in out, (name, out)
+            # as part of a request: what is JSON has no effect, what is not is refused; a key with a
+            # zero byte in it is refused, since the library has no such keys
+            if name != "y_object_escaped_null_in_key":
+                status, _, out = s.call("POST", COMPLETION, body=b'{"prompt":"x","max_tokens":1,'
+                                        b'"none_of_ours":' + data + b"}")
+                if name.startswith("y_"):
+                    assert status == 200, (name, status, out)
+                elif status != 400:
+                    assert status == 200 and not name.startswith("n_"), (name, status, out)
+        for deep in ("[" * 100000, '[{"":' * 50000, '{"a":' * 100 + "1" + "}" * 100):
+            assert s.call("POST", COMPLETION, body=deep)[0] == 400
+        assert s.get("/health") == {"status": "ok"}
+
+
+def test_cache_by_content():
+    """A, B, A, B alternate; a salt sees only its own; an emptied cache knows nothing."""
+    with Server("--parallel", "2") as s:
+        a, b = "alpha " * 50, "beta " * 60
+        cached = lambda p, **k: s.post(COMPLETION, {"prompt": p, "max_tokens": 2, **k}) \
+            ["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached(a) == 0 and cached(b) == 0
+        n_a, n_b = (s.post("/tokenize", {"content": x})["count"] for x in (a, b))
+        for _ in range(3):
+            assert cached(a) == n_a - 1 and cached(b) == n_b - 1
+        assert cached(a, cache_salt="me") == 0
+        assert cached(a, cache_salt="me") == n_a - 1
+        assert cached(a, cache_salt="you") == 0
+        r = s.post(COMPLETION, {"prompt": a[:150] + "XYZ" + a[150:], "max_tokens": 1,
+                                "cache_salt": "you", "debug_cache": True})
+        d = r["debug_cache"]
+        assert 100 < d["first_differing_token"] < 150 and "XYZ" in d["text"], d
+        status, _, data = s.call("DELETE", "/cache")
+        assert status == 200, data
+        assert cached(a) == 0 and cached(b) == 0 and cached(a, cache_salt="you") == 0
+
+
+def test_progress():
+    with Server("--parallel", "1") as s:
+        events = list(s.stream(COMPLETION, {"prompt": [66] * 2000, "max_tokens": 1,
+                                            "return_progress": True}))
+        steps = [e["prompt_progress"] for e in events if e != "[DONE]" and "prompt_progress" in e]
+        assert steps[-1]["processed"] == steps[-1]["total"] == 2000, steps
+        assert [p["processed"] for p in steps] == sorted(p["processed"] for p in steps)
+
+
+if __name__ == "__main__":
+    main(globals())

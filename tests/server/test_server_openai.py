@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The official OpenAI client against the server.  Skipped where scripts/get-clients has not run."""
+import os
+import sys
+
+if os.path.basename(os.path.dirname(os.path.dirname(sys.executable))) != "clients":
+    python = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+                          "kvdrive/clients/bin/python")
+    if not os.path.exists(python):
+        print("skipped: no clients (scripts/get-clients)")
+        sys.exit(77)
+    os.execv(python, [python, *sys.argv])
+
+import asyncio
+
+import openai
+
+from kvserver import Server, main
+
+KEY = "sk-of-the-test"
+HELLO = [{"role": "user", "content": "hello"}]
+BIAS = {"261": -100}
+
+
+def connect(s, key=KEY, **more):
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{s.port}/v1", api_key=key, max_retries=0,
+                         **more)
+
+
+def server(*args):
+    return Server("--alias", "tiny", *args, env={"KVDRIVE_API_KEY": KEY})
+
+
+def raises(kind, function, **more):
+    try:
+        function()
+    except kind as e:
+        for name, value in more.items():
+            assert getattr(e, name) == value, (name, getattr(e, name), e)
+        return e
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def test_models_and_keys():
+    with server() as s:
+        c = connect(s)
+        assert [m.id for m in c.models.list()] == ["tiny"]
+        raises(openai.AuthenticationError, lambda: connect(s, "sk-wrong").models.list(),
+               code="invalid_api_key")
+
+
+def test_chat():
+    with server() as s:
+        c = connect(s)
+        a = c.chat.completions.create(model="tiny", messages=HELLO, max_completion_tokens=12,
+                                      logit_bias=BIAS, logprobs=True, top_logprobs=2)
+        choice = a.choices[0]
+        assert choice.finish_reason == "length" and choice.message.role == "assistant"
+        assert a.usage.completion_tokens == 12 and a.usage.total_tokens == \
+            a.usage.prompt_tokens + 12
+        assert len(choice.logprobs.content) == 12
+        assert all(len(t.top_logprobs) == 2 and t.logprob <= 0 for t in choice.logprobs.content)
+        text, usage, role = "", None, None
+        for chunk in c.chat.completions.create(model="tiny", messages=HELLO, max_tokens=12,
+                                               logit_bias=BIAS, stream=True,
+                                               stream_options={"include_usage": True}):
+            if not chunk.choices:
+                usage = chunk.usage
+                continue
+            assert chunk.usage is None
+            role = chunk.choices[0].delta.role or role
+            text += chunk.choices[0].delta.content or ""
+        assert text == choice.message.content and role == "assistant"
+        assert usage.completion_tokens == 12
+        assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+        n = c.chat.completions.create(model="tiny", messages=HELLO, n=3, seed=1, temperature=1.2,
+                                      max_tokens=8, logit_bias=BIAS)
+        assert len({x.message.content for x in n.choices}) == 3
+
+
+def test_stream_helper():
+    with server() as s:
+        c = connect(s)
+        with c.chat.completions.stream(model="tiny", messages=HELLO, max_tokens=10,
+                                       extra_body={"ignore_eos": True}) as stream:
+            kinds = {event.type for event in stream}
+            last = stream.current_completion_snapshot
+        assert "content.delta" in kinds and last.choices[0].finish_reason == "length"
+
+
+def test_completions():
+    with server() as s:
+        c = connect(s)
+        a = c.completions.create(model="tiny", prompt=["one", "two"], max_tokens=6, logprobs=2,
+                                 echo=True, logit_bias=BIAS)
+        assert [x.index for x in a.choices] == [0, 1]
+        assert a.choices[0].text.startswith("one") and a.choices[1].text.startswith("two")
+        lp = a.choices[0].logprobs
+        assert lp.token_logprobs[0] is None and len(lp.tokens) == len(lp.text_offset)
+        text = "".join(x.choices[0].text for x in c.completions.create(
+            model="tiny", prompt="one", max_tokens=6, logit_bias=BIAS, stream=True))
+        assert "one" + text == a.choices[0].text
+
+
+def test_errors():
+    with server("--parallel", "1", "--queue", "1", "-c", "400") as s:
+        c = connect(s)
+        chat = c.chat.completions.create
+        raises(openai.BadRequestError, lambda: chat(model="t", messages=HELLO, temperature=-1),
+               param="temperature", type="invalid_request_error")
+        raises(openai.BadRequestError, lambda: chat(model="t", messages=[]), param="messages")
+        raises(openai.BadRequestError, lambda: chat(
+            model="t", messages=[{"role": "user", "content": "x" * 3000}]),
+            code="context_length_exceeded")
+        raises(openai.BadRequestError, lambda: chat(
+            model="t", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]),
+            param="tools")
+        raises(openai.NotFoundError, lambda: c.embeddings.create(model="t", input="x"))
+
+
+def test_many_at_once():
+    async def ask(c, i):
+        a = await c.completions.create(model="tiny", prompt=f"client {i}", max_tokens=10,
+                                       logit_bias=BIAS)
+        return a.choices[0].text
+
+    async def ask_all(port):
+        c = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY)
+        return await asyncio.gather(*(ask(c, i % 8) for i in range(48)))
+
+    with server("--deterministic") as s:
+        got = asyncio.run(ask_all(s.port))
+        assert all(got[i] == got[i % 8] for i in range(48)), got
+        assert len(set(got)) > 1, got
+
+
+def test_keepalive_is_ignored():
+    """Comments between events do not trouble the client."""
+    with Server("--keepalive", "0.05", "--parallel", "1", program=os.environ["KVDRIVE_FAULT"]) as s:
+        c = connect(s)
+        busy = c.completions.create(model="t", prompt="x", max_tokens=400, stream=True,
+                                    logit_bias=BIAS)
+        next(iter(busy))
+        text = "".join(x.choices[0].text for x in c.completions.create(
+            model="t", prompt="y", max_tokens=5, stream=True, logit_bias=BIAS))
+        assert text
+        busy.close()
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Who may call, and what is never told."""
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+
+from kvserver import HERE, PROGRAM, TINY, Server, main
+
+KEY = "sk-correct-horse"
+
+
+def routes():
+    """(method, path) of every route, from the table itself."""
+    text = (HERE.parent.parent / "server" / "srv_routes.c").read_text()
+    found = re.findall(r'\{ "([A-Z]+)", "([^"]+)", (true|false),', text)
+    assert len(found) >= 10
+    return found
+
+
+def test_key_guards_every_route():
+    with Server(env={"KVDRIVE_API_KEY": KEY}) as s:
+        for method, path, is_open in routes():
+            body = "{}" if method == "POST" else None
+            wrong = ({}, {"Authorization": "Bearer sk-wrong-horse-x"},
+                     {"Authorization": f"Bearer {KEY}x"}, {"Authorization": f"Bearer {KEY[:-1]}"},
+                     {"Authorization": "Bearer "}, {"Authorization": KEY}, {"x-api-key": "no"})
+            for headers in wrong:
+                status, got, data = s.call(method, path, body, headers=headers)
+                want = 200 if is_open == "true" else 401
+                assert status == want, (method, path, status, data)
+                assert want == 200 or got["WWW-Authenticate"] == "Bearer"
+            for headers in ({"Authorization": f"Bearer {KEY}"}, {"x-api-key": KEY},
+                            {"authorization": f"bearer {KEY}"}):
+                assert s.call(method, path, body, headers=headers)[0] in (200, 400)
+        assert s.call("GET", "/nothing")[0] == 401  # what there is is not told either
+        assert s.call("POST", "/health")[0] == 401
+        config = subprocess.run([PROGRAM, "serve", "--print-config"], text=True, check=True,
+                                capture_output=True, env={**os.environ, "KVDRIVE_API_KEY": KEY})
+        assert KEY not in config.stdout + "".join(s.lines)
+        assert "api-key" in config.stdout
+
+
+def test_key_from_file():
+    with tempfile.NamedTemporaryFile("w") as f:
+        f.write(KEY + "\n")
+        f.flush()
+        with Server("--api-key-file", f.name) as s:
+            assert s.call("GET", "/v1/models")[0] == 401
+            s.get("/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+
+
+def refused(*args, env=None):
+    r = subprocess.run([PROGRAM, "serve", "-m", str(TINY / "llama.gguf"), "--port", "0", *args],
+                       capture_output=True, text=True, timeout=30,
+                       env={**os.environ, **(env or {})})
+    assert r.returncode not in (0, -6, -11), r
+    return r.stderr
+
+
+def test_only_loopback_without_key():
+    assert "--without-key" in refused("--host", "0.0.0.0")
+    assert "--without-key" in refused("--host", "::")
+    assert "command line" in refused("--api-key", KEY)
+    assert KEY not in refused("--api-key", KEY)
+    assert "empty" in refused(env={"KVDRIVE_API_KEY": ""})
+    assert "blanks" in refused(env={"KVDRIVE_API_KEY": "a b"})
+    assert "no-such" in refused("--api-key-file", "/no-such")
+    refused("--host", "no.such.host.invalid")
+    with Server("--host", "0.0.0.0", "--without-key") as s:
+        assert s.call("GET", "/health", headers={"Host": "box.lan:80"})[0] == 200
+    with Server("--host", "0.0.0.0", env={"KVDRIVE_API_KEY": KEY}) as s:
+        assert s.call("GET", "/v1/models")[0] == 401
+    with Server("--host", "127.0.0.1") as s:  # the port is taken
+        assert "listening" in refused("--port", str(s.port))
+
+
+def test_host_and_origin():
+    with Server() as s:
+        for host, want in (("localhost", 200), (f"localhost:{s.port}", 200), ("127.0.0.1:1", 200),
+                           ("[::1]:80", 200), ("LOCALHOST", 200), ("evil.example", 403),
+                           ("localhost.evil.example", 403), ("127.0.0.1.evil.example", 403),
+                           ("", 403)):
+            for path in ("/health", "/v1/models"):
+                assert s.call("GET", path, headers={"Host": host})[0] == want, host
+        for origin, want in ((f"http://127.0.0.1:{s.port}", 200), ("http://evil.example", 403),
+                             ("null", 403)):
+            status, headers, _ = s.call("POST", "/tokenize", {"content": "x"},
+                                        headers={"Origin": origin})
+            assert status == want, origin
+            assert not any("access-control" in h.lower() for h in headers), headers
+        assert s.call("OPTIONS", "/v1/models", headers={"Origin": "http://evil.example"})[0] == 403
+    with Server("--cors-origin", "https://chat.example") as s:
+        ok, evil = {"Origin": "https://chat.example"}, {"Origin": "https://evil.example"}
+        status, headers, _ = s.call("OPTIONS", "/v1/chat/completions", headers=ok)
+        assert status == 204 and headers["Access-Control-Allow-Origin"] == ok["Origin"]
+        status, headers, _ = s.call("POST", "/tokenize", {"content": "x"}, headers=ok)
+        assert status == 200 and headers["Access-Control-Allow-Origin"] == ok["Origin"]
+        assert s.call("POST", "/tokenize", {"content": "x"}, headers=evil)[0] == 403
+
+
+def test_prompts_stay_out_of_the_log():
+    with Server("-v", "--log-format", "json") as s:
+        s.post("/v1/completions", {"prompt": "my secret plan", "max_tokens": 3})
+        s.call("POST", "/v1/completions", '{"prompt":"my secret plan"')
+        s.call("GET", "/my-secret-path")
+        s.wait_for(lambda: any("no route" in line for line in s.lines))
+        assert "secret" not in "".join(s.lines)
+        import json
+        for line in s.lines:
+            if not line.startswith("kvdrive:"):
+                assert {"time", "level", "message"} == set(json.loads(line))
+
+
+def test_odd_requests():
+    """Requests that are none are refused, and the server goes on."""
+    with Server() as s:
+        for data in (b"\r\n\r\n", b"GET\r\n\r\n", b"GET /health\r\n\r\n",
+                     b"\x00" * 100 + b"\r\n\r\n",
+                     b"GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n", b"A" * 20000,
+                     b"GET http://evil/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                     b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                     b"GET /%2e%2e/etc HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                     b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+                     b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+                     b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
+                     b"Content-Length: 99999999999999999999\r\n\r\n",
+                     b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
+                     b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"):
+            c = s.raw(data)
+            c.settimeout(2)
+            try:
+                answer = c.recv(1000)
+                assert b"200 OK" not in answer.split(b"\r\n")[0], (data[:50], answer)
+            except OSError:
+                pass
+            c.close()
+            assert s.get("/health") == {"status": "ok"}
+        assert s.call("GET", "/health?x=1")[0] == 200
+        assert pathlib.Path("/proc/self").exists()
+
+
+if __name__ == "__main__":
+    main(globals())

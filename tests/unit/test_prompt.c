@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_prompt.c - kvd_prompt_begin(): prompts that come in pieces beside other sequences give the
+ * bits of kvd_prefill(), wherever their K and V lie; the prefix cache gives them what it knows, by
+ * salt; a cache that was emptied knows nothing. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "support/disk_model.h"
+#include "support/tiny.h"
+
+enum { N_PROMPT = 1000, N_STEP = 24, N_OTHER = 300 };
+
+static kvd_model *m_;
+static kvd_rng    rng_;
+
+static void fill(int32_t *token, uint32_t text, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        token[i] = tiny_token(text, i);
+}
+
+static kvd_session *open_with(const tiny_options *o)
+{
+    kvd_err      err = { 0 };
+    kvd_session *s;
+
+    if (tiny_session(&s, m_, o, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    return s;
+}
+
+static void begin(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n, const char *salt)
+{
+    kvd_prompt p   = KVD_PROMPT_INIT;
+    kvd_err    err = { 0 };
+
+    p.token      = token;
+    p.n_token    = n;
+    p.salt       = salt;
+    p.salt_bytes = salt ? strlen(salt) : 0;
+    if (kvd_prompt_begin(s, seq, &p, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+}
+
+/* One batch: the next n tokens of sequence 1's prompt, and one of sequence 0 if `other`. */
+static void piece(kvd_session *s, const int32_t *token, uint32_t n, bool other, uint32_t step)
+{
+    int32_t   t[128];
+    uint32_t  seq[128];
+    uint8_t   want[128] = { 0 };
+    kvd_batch b         = KVD_BATCH_INIT;
+    kvd_err   err       = { 0 };
+
+    if (other) {
+        t[0]   = tiny_token(5, step);
+        seq[0] = 0;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        t[i + other]   = token[i];
+        seq[i + other] = 1;
+    }
+    want[n + other - 1] = 1;
+    b.token             = t;
+    b.seq               = seq;
+    b.n_token           = n + other;
+    b.want_logits       = want;
+    if (kvd_eval(s, &b, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+}
+
+/* The prompt's rest in pieces of random size beside steps of sequence 0, the last token alone. */
+static void feed(kvd_session *s, const int32_t *token, uint32_t n)
+{
+    for (uint32_t step = 0; kvd_seq_len(s, 1) < n; step++) {
+        const uint32_t left = n - kvd_seq_len(s, 1);
+        const uint32_t some = 1 + (uint32_t)kvd_rng_below(&rng_, 90);
+
+        piece(s, token + n - left,
+              left == 1     ? 1
+              : some < left ? some
+                            : left - 1,
+              step % 3 > 0, step);
+    }
+}
+
+/* Greedy steps of one sequence; a hash of their logits, and of those before. */
+static uint64_t steps(kvd_session *s, uint32_t seq)
+{
+    uint64_t h = 1469598103934665603u;
+
+    for (uint32_t i = 0; i < N_STEP; i++) {
+        const float *l = kvd_logits(s, 0);
+        kvd_batch    b = KVD_BATCH_INIT;
+        kvd_err      e = { 0 };
+        int32_t      t = (int32_t)(i * 29 % 256);
+
+        for (size_t k = 0; k < TINY_VOCAB * sizeof(float); k++)
+            h = (h ^ ((const uint8_t *)l)[k]) * 1099511628211u;
+        b.n_token = 1;
+        b.token   = &t;
+        b.seq     = &seq;
+        if (kvd_eval(s, &b, &e) != KVD_OK)
+            fail_msg("%s", e.msg);
+    }
+    return h;
+}
+
+static uint64_t whole(const tiny_options *o, const int32_t *token, uint32_t n)
+{
+    kvd_session *s   = open_with(o);
+    kvd_err      err = { 0 };
+    uint64_t     h;
+
+    if (kvd_prefill(s, 1, token, n, NULL, NULL, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    h = steps(s, 1);
+    kvd_session_close(s);
+    return h;
+}
+
+static void same_bits_in_pieces(void **state)
+{
+    int32_t token[N_PROMPT], other[N_OTHER];
+
+    (void)state;
+    fill(token, 1, N_PROMPT);
+    fill(other, 5, N_OTHER);
+    for (uint32_t i = 0; i < 4; i++) {
+        const tiny_options o   = { .n_seq = 2,
+                                   .tiers = i % 2,
+                                   .mode  = i / 2 ? KVD_ATTENTION_SPARSE : KVD_ATTENTION_DENSE };
+        const uint64_t     h   = whole(&o, token, N_PROMPT);
+        kvd_session       *s   = open_with(&o);
+        kvd_err            err = { 0 };
+
+        if (kvd_prefill(s, 0, other, N_OTHER, NULL, NULL, &err) != KVD_OK)
+            fail_msg("%s", err.msg);
+        begin(s, 1, token, N_PROMPT, NULL);
+        feed(s, token, N_PROMPT);
+        assert_int_equal(steps(s, 1), h);
+        kvd_session_close(s);
+    }
+}
+
+static void ends_where_it_was_said(void **state)
+{
+    const tiny_options o = { .n_seq = 2 };
+    kvd_session       *s = open_with(&o);
+    kvd_prompt         p = KVD_PROMPT_INIT;
+    int32_t            token[64];
+    uint32_t           seq[64];
+    kvd_batch          b   = KVD_BATCH_INIT;
+    kvd_err            err = { 0 };
+
+    (void)state;
+    fill(token, 1, 64);
+    for (uint32_t i = 0; i < 64; i++)
+        seq[i] = 1;
+    begin(s, 1, token, 40, NULL);
+    b.token   = token;
+    b.seq     = seq;
+    b.n_token = 41;
+    assert_int_equal(kvd_eval(s, &b, &err), KVD_E_INVAL);
+    assert_int_equal(kvd_seq_len(s, 1), 0);
+    b.n_token = 30;
+    assert_int_equal(kvd_eval(s, &b, &err), KVD_OK);
+    assert_int_equal(kvd_seq_truncate(s, 1, 30, &err), KVD_OK); /* the prompt is over */
+    b.n_token = 41;
+    assert_int_equal(kvd_eval(s, &b, &err), KVD_OK);
+    p.token   = token;
+    p.n_token = 64;
+    assert_int_equal(kvd_prompt_begin(s, 1, &p, &err), KVD_E_INVAL); /* it holds more */
+    assert_int_equal(kvd_prompt_begin(s, 2, &p, &err), KVD_E_INVAL);
+    p.salt       = "x";
+    p.salt_bytes = KVD_SALT_BYTES_MAX + 1;
+    assert_int_equal(kvd_prompt_begin(s, 0, &p, &err), KVD_E_INVAL);
+    kvd_session_close(s);
+}
+
+static uint32_t known(kvd_session *s, const int32_t *token, uint32_t n, const char *salt)
+{
+    uint32_t len;
+
+    assert_int_equal(kvd_seq_truncate(s, 1, 0, NULL), KVD_OK);
+    begin(s, 1, token, n, salt);
+    len = kvd_seq_len(s, 1);
+    feed(s, token, n);
+    assert_int_equal(kvd_session_flush(s, NULL), KVD_OK);
+    return len;
+}
+
+static void cache_by_salt(void **state)
+{
+    char               dir[256];
+    int32_t            token[N_PROMPT];
+    const tiny_options o = { .n_seq = 2, .dir = dir };
+    kvd_session       *s;
+    char              *json;
+    kvd_err            err = { 0 };
+
+    (void)state;
+    dm_dir_make(dir);
+    fill(token, 1, N_PROMPT);
+    s = open_with(&o);
+    assert_int_equal(known(s, token, N_PROMPT, NULL), 0);
+    assert_int_equal(known(s, token, N_PROMPT, NULL), N_PROMPT - 1);
+    assert_int_equal(known(s, token, N_PROMPT, "a"), 0);
+    assert_int_equal(known(s, token, N_PROMPT, "a"), N_PROMPT - 1);
+    assert_int_equal(known(s, token, N_PROMPT, "b"), 0);
+    kvd_session_close(s);
+
+    s = open_with(&o); /* the salt's key is the directory's */
+    assert_int_equal(known(s, token, N_PROMPT, "a"), N_PROMPT - 1);
+    assert_int_equal(known(s, token, N_PROMPT, "c"), 0);
+    assert_int_equal(kvd_seq_truncate(s, 1, 0, &err), KVD_OK);
+    if (kvd_session_clear_cache(s, &json, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    assert_non_null(strstr(json, "\"units\":0,"));
+    kvd_free(json);
+    assert_int_equal(known(s, token, N_PROMPT, "a"), 0);
+    assert_int_equal(known(s, token, N_PROMPT, NULL), 0);
+    kvd_session_close(s);
+    dm_dir_remove(dir);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits_in_pieces),
+                                        cmocka_unit_test(ends_where_it_was_said),
+                                        cmocka_unit_test(cache_by_salt) };
+    const uint64_t seed = argc > 2 && strcmp(argv[1], "--seed") == 0 ? strtoull(argv[2], NULL, 10)
+                                                                     : kvd_now_ns() % 100000;
+    int            failed;
+
+    printf("--seed %llu\n", (unsigned long long)seed);
+    kvd_rng_seed(&rng_, seed);
+    m_     = tiny_model("llama");
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    kvd_model_close(m_);
+    return failed;
+}
