@@ -36,6 +36,10 @@ function(kvd_set_isa_flags)
     if(src MATCHES "/cpu_(index|record)_[a-z0-9_]*\\.c$") # the same bits at all levels
       list(APPEND flags -ffp-contract=off)
     endif()
+    # Where tests under sanitizers spend most of their time.
+    if(KVD_SANITIZE AND src MATCHES "/cpu_(attn|dot_flt)_|_ref\\.c$")
+      list(APPEND flags -O2)
+    endif()
     set_source_files_properties(${src} PROPERTIES COMPILE_OPTIONS "${flags}")
   endforeach()
 endfunction()

@@ -11,10 +11,11 @@
 #include <cmocka.h>
 
 #include "support/disk_model.h"
+#include "support/sanitized.h"
 #include "support/split.h"
 #include "support/tiny.h"
 
-enum { N_PROMPT = 1900, N_GEN = 300, N_PLACE = 10 };
+enum { N_PROMPT = 1900, N_GEN = 300, N_PLACE = SANITIZED ? 6 : 10 };
 
 static kvd_err err;
 static char    dir[64];

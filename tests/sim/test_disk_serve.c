@@ -16,6 +16,7 @@
 
 #include "kv/kv_cache.h"
 #include "support/disk_model.h"
+#include "support/sanitized.h"
 #include "support/split.h"
 
 enum {
@@ -27,8 +28,8 @@ enum {
     N_CTX    = 2048,
     N_BATCH  = 256,
     N_PROMPT = 1300,
-    N_STEP   = 60,
-    ALWAYS   = 65536 /* of 65,536 requests */
+    N_STEP   = SANITIZED ? 40 : 60, /* a multiple of 20 */
+    ALWAYS   = 65536                /* of 65,536 requests */
 };
 
 #define TIMEOUT_NS UINT64_C(300000000)
@@ -358,6 +359,8 @@ static void test_same_bits(void **state)
             static world w;
             kv_counts    c;
 
+            if (SANITIZED && (i + record) % 3 == 1) /* each with two of the other */
+                continue;
             world_open(&w, (kvd_record_type)record, land[i]);
             w.sim.delay = 20000 * i;
             prompts(&w);

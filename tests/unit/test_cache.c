@@ -13,10 +13,17 @@
 #include "engine/engine.h"
 #include "kv/kv_cache.h"
 #include "support/disk_model.h"
+#include "support/sanitized.h"
 #include "support/split.h"
 #include "support/tiny.h"
 
-enum { N_VOCAB = 264, N_CTX = 4000, N_BATCH = 96, N_PROMPT = 1700, N_GEN = 330 };
+enum {
+    N_VOCAB  = 264,
+    N_CTX    = 4000,
+    N_BATCH  = 96,
+    N_PROMPT = 1700,
+    N_GEN    = SANITIZED ? 170 : 330 /* over the next sealing */
+};
 
 static kvd_err err;
 static char    dir[64];
@@ -198,12 +205,12 @@ static void check_hits(const char *name, kvd_attention mode)
     cold = run(m, mode, false, 0, N_PROMPT, N_PROMPT, NULL);
     assert_true(run(m, mode, true, 0, N_PROMPT, N_PROMPT, &known) == cold);
     assert_int_equal(known, 0);
-    for (uint32_t i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < (SANITIZED ? 2 : 4); i++) {
         assert_true(run(m, mode, true, i % 2 ? small : 0, N_PROMPT, N_PROMPT, &known) == cold);
         assert_int_equal(known, N_PROMPT - 1);
     }
     for (uint32_t common = 1500; common < 1700;
-         common += 37) { /* a hit up to the middle of the tail */
+         common += SANITIZED ? 111 : 37) { /* a hit up to the middle of the tail */
         cold = run(m, mode, false, 0, N_PROMPT + 20, common, NULL);
         assert_true(run(m, mode, true, common % 2 ? small : 0, N_PROMPT + 20, common, &known) ==
                     cold);
@@ -699,7 +706,8 @@ static void test_host_shares(void **state)
 /* The first step's scores stand for those of the prompt's last queries, so it is not exact. */
 static void near_to(uint64_t profiled, uint64_t made)
 {
-    assert_true(made > 1000 && profiled * 10 > made * 9 && profiled * 10 < made * 11);
+    assert_true(made > (SANITIZED ? 300 : 1000) && profiled * 10 > made * 9 &&
+                profiled * 10 < made * 11);
 }
 
 /* What a profile says of a host tier is about what a session with such a one reads. */

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "kv/kv_impl.h"
+#include "support/sanitized.h"
 
 enum {
     N_LAYER = 6,
@@ -26,7 +27,7 @@ enum {
     N_CTX   = 3000,
     N_TOKEN = 6144,
     N_BATCH = 300,
-    N_STEP  = 700,
+    N_STEP  = SANITIZED ? 500 : 700,
     N_STORE = 5
 };
 

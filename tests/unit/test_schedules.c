@@ -52,6 +52,8 @@ static void test_same_text_schedules(void **state)
     for (uint32_t i = 0; i < 16; i++) {
         kvd_attention_params a;
 
+        if (SANITIZED && (i >> 3) != ((i ^ i >> 1 ^ i >> 2) & 1)) /* half, with all pairs in it */
+            continue;
         tiers.schedule = i & 1 ? KVD_SCHEDULE_ELASTIC : KVD_SCHEDULE_SEQUENTIAL;
         a              = tiers_sparse(96, 2.0f);
         tiers.lookup   = i & 2 ? KVD_LOOKUP_HOST : KVD_LOOKUP_DEVICE;
@@ -169,7 +171,8 @@ static void rows_of_steps(kvd_model *m, const kvd_attention_params *a, bool spre
 /* Micro-batches of any size: the bits of a step in which all rows go together. */
 static void test_micro_batches(void **state)
 {
-    static const uint32_t size[] = { 1, 2, 3, 0, 9 };
+    static const uint32_t size[] = { 0, 3, 1, 2, 9 };
+    const uint32_t        n_size = SANITIZED ? 3 : 5;
     kvd_model            *m      = open_apart("llama");
     float                *want   = malloc((size_t)N_STEP * N_ROW * N_VOCAB * sizeof(*want));
 
@@ -187,7 +190,7 @@ static void test_micro_batches(void **state)
         rows_of_steps(m, &a, false, want, true);
         rows_of_steps(m, &a, true, want, true);
         tiers.schedule = a.schedule = KVD_SCHEDULE_ELASTIC;
-        for (uint32_t i = 0; i < 2 * KVD_COUNTOF(size); i++) {
+        for (uint32_t i = 0; i < 2 * n_size; i++) {
             tiers.micro_batch = a.micro_batch = size[i / 2];
             tiers.lookup                      = i % 2 ? KVD_LOOKUP_HOST : KVD_LOOKUP_DEVICE;
             split_order(i % 3 == 0);

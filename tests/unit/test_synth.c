@@ -13,9 +13,15 @@
 
 #include "engine/engine.h"
 #include "support/disk_model.h"
+#include "support/sanitized.h"
 #include "support/split.h"
 
-enum { N_VOCAB = 1024, N_DEPTH = 16384, N_STEP = 60, N_SHORT = 3000 };
+enum {
+    N_VOCAB = 1024,
+    N_DEPTH = SANITIZED ? 4096 : 16384,
+    N_STEP  = SANITIZED ? 16 : 60,
+    N_SHORT = 3000
+};
 
 static kvd_err err;
 
@@ -198,14 +204,14 @@ static void test_hit_rates(void **state)
         const double h = hits_of(s, cap[i]);
 
         print_message("window of %.0f budgets: %.1f %% hits\n", (double)cap[i], h);
-        if (h < least[i] - 1.0 || h > most[i] + 1.0) /* one lane more or less */
+        if (!SANITIZED && (h < least[i] - 1.0 || h > most[i] + 1.0)) /* one lane more or less */
             fail_msg("expected %.0f to %.0f %%", least[i], most[i]);
     }
     measure(s, 0.8f, false, false);
     low = hits_of(s, 2);
     measure(s, 0.97f, false, false);
     high = hits_of(s, 2);
-    assert_true(low < 70.0 && high > 82.0);
+    assert_true(SANITIZED || (low < 70.0 && high > 82.0));
     kvd_session_close(s);
     kvd_model_close(m);
 }

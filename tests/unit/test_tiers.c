@@ -73,7 +73,8 @@ static void test_same_text_packed(void **state)
     for (tiers.record = KVD_KV_RECORD_INT8; tiers.record <= KVD_KV_RECORD_VALUES; tiers.record++) {
         tiers_same_text(m, &a);
         tiers_same_text(m, &d);
-        tiers_same_text(r, &a);
+        if (!SANITIZED)
+            tiers_same_text(r, &a);
     }
     tiers.record = KVD_KV_RECORD_SAME;
     kvd_model_close(m);
@@ -138,7 +139,7 @@ static void test_same_text_zone(void **state)
         tiers.record = i == 0 ? KVD_KV_RECORD_INT8 : KVD_KV_RECORD_SAME;
         tiers_same_text(m, &a);
         tiers.record = KVD_KV_RECORD_SAME;
-        if (i == 1)
+        if (i == 1 && !SANITIZED)
             tiers_same_text(ref, &a);
     }
     kvd_model_close(m);
@@ -269,7 +270,8 @@ static void test_caps(void **state)
     a.n_caps = fill_caps(m, caps, true);
     tiers_same_text(m, &a);
     a.n_caps = fill_caps(ref, caps, true);
-    tiers_same_text(ref, &a);
+    if (!SANITIZED) /* the ops of "ref" alone differ */
+        tiers_same_text(ref, &a);
     a.n_caps = fill_caps(m, caps, false);
     same_steps(tiers_session(m, &a, 1, true), tiers_session(m, &b, 1, true));
     kvd_model_close(m);
@@ -422,7 +424,8 @@ static void test_sequences_do_not_mix(void **state)
     kvd_model *m = tiers_model("qwen3", "ref");
 
     (void)state;
-    do_not_mix(m, 0);
+    if (!SANITIZED)
+        do_not_mix(m, 0);
     do_not_mix(m, 8);
     kvd_model_close(m);
 }
