@@ -176,12 +176,26 @@ static void find_needs(gram_build *b)
     kvd_free(l.next_rule);
 }
 
+/* A function that can never be called would go unnoticed. */
+static void check_functions(gram_build *b)
+{
+    const char *name;
+    json_t     *rule;
+
+    json_object_foreach(b->functions, name, rule)
+    {
+        if (b->st == KVD_OK && b->rule[json_integer_value(rule)].height == GRAM_NONE)
+            gram_refuse(b, "no arguments fit function '%.60s'", name);
+    }
+}
+
 static void finish(gram_build *b, uint32_t start)
 {
     if (b->st != KVD_OK)
         return;
     find_needs(b);
     b->path[0] = 0;
+    check_functions(b);
     if (b->st == KVD_OK && b->node[start].need == GRAM_NONE)
         gram_refuse(b, "no value fits");
     else if (b->st == KVD_OK && b->node[start].need >= GRAM_MAX_DEPTH)

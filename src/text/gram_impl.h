@@ -277,8 +277,9 @@ typedef struct gram_build {
     uint64_t   n_feas;
     uint64_t   steps;
 
-    json_t   *root; /* of $ref */
-    json_t   *made; /* array: owns what merging made */
+    json_t   *root;      /* of $ref */
+    json_t   *made;      /* array: owns what merging made */
+    json_t   *functions; /* object: name -> rule, of tool calls; NULL: none */
     gram_map  expanded, merged, rules;
     gram_job *job;
     uint32_t  n_job, cap_job;

@@ -116,6 +116,9 @@ static void add_function(tools *t, json_t *name, json_t *function)
         *err = first;
     }
     gram_call(b, t->before, t->behind, rule);
+    if (b->st == KVD_OK &&
+        json_object_set_new(b->functions, json_string_value(name), json_integer(rule)) != 0)
+        gram_no_memory(b);
 }
 
 static void add_tool(tools *t, json_t *tool)
@@ -254,12 +257,13 @@ void gram_tools(gram_build *b, uint32_t start, const gram_desc *d, kvd_buf *note
         gram_refuse(b, "the model's chat template has no form of tool calls that is known");
         return;
     }
-    list       = gram_own(b, gram_read_json(b, d->tools_json, strlen(d->tools_json)));
-    t.seen     = gram_own(b, json_object());
-    t.before   = white_node(b);
-    t.behind   = d->format == KVD_TOOLS_HERMES ? white_node(b) : gram_node_new(b);
-    t.key_name = key_rule(b, "name");
-    t.key_args = key_rule(b, d->format == KVD_TOOLS_HERMES ? "arguments" : "parameters");
+    list         = gram_own(b, gram_read_json(b, d->tools_json, strlen(d->tools_json)));
+    t.seen       = gram_own(b, json_object());
+    b->functions = gram_own(b, json_object());
+    t.before     = white_node(b);
+    t.behind     = d->format == KVD_TOOLS_HERMES ? white_node(b) : gram_node_new(b);
+    t.key_name   = key_rule(b, "name");
+    t.key_args   = key_rule(b, d->format == KVD_TOOLS_HERMES ? "arguments" : "parameters");
     if (!json_array_size(list)) {
         gram_refuse(b, "must be a list of functions");
         return;

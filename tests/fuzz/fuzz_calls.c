@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* fuzz_calls.c - any bytes as a model's text: the events, deltas joined, are the same however it is
+ * cut, and every call that has begun ends. */
+#include <string.h>
+
+#include "text/text.h"
+
+static void take(tool_stream *s, kvd_buf *out, int *last, int *open)
+{
+    kvd_tool_event e;
+
+    while (tool_stream_next(s, &e)) {
+        const int kind = (int)e.kind;
+
+        kvd_assert(e.text[e.len] == 0);
+        *open += e.kind == KVD_TOOL_EVENT_BEGIN;
+        *open -= e.kind == KVD_TOOL_EVENT_END;
+        kvd_assert(*open == 0 || *open == 1);
+        kvd_assert((e.kind == KVD_TOOL_EVENT_TEXT) <= (*open == 0));
+        if (kind != *last || e.kind == KVD_TOOL_EVENT_BEGIN || e.kind == KVD_TOOL_EVENT_END) {
+            kvd_buf_putc(out, (char)('0' + kind));
+            kvd_buf_putc(out, (char)('0' + e.complete));
+        }
+        *last = kind;
+        kvd_buf_put(out, e.text, e.len);
+    }
+}
+
+static void run(kvd_tool_format f, const char *text, size_t len, size_t piece, kvd_buf *out)
+{
+    tool_stream *s;
+    kvd_err      err;
+    int          last = -1, open = 0;
+
+    kvd_buf_puts(out, "");
+    kvd_assert(tool_stream_open(&s, f, &err) == KVD_OK);
+    for (size_t at = 0, n; at < len; at += n) {
+        n = piece < len - at ? piece : len - at;
+        kvd_assert(tool_stream_feed(s, text + at, n, &err) == KVD_OK);
+        take(s, out, &last, &open);
+    }
+    kvd_assert(tool_stream_flush(s, &err) == KVD_OK);
+    take(s, out, &last, &open);
+    kvd_assert(open == 0);
+    tool_stream_close(s);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const size_t piece[] = { 1, 2, 3, 7, 64 };
+    const char         *text    = (const char *)data + 1;
+    kvd_tool_format     f;
+
+    if (size < 2)
+        return 0;
+    f = data[0] & 1 ? KVD_TOOLS_HERMES : KVD_TOOLS_LLAMA3;
+    for (size_t i = 0; i < KVD_COUNTOF(piece); i++) {
+        kvd_buf whole = { 0 }, cut = { 0 };
+
+        run(f, text, size - 1, size, &whole);
+        run(f, text, size - 1, piece[i], &cut);
+        kvd_assert(whole.len == cut.len && memcmp(whole.data, cut.data, cut.len) == 0);
+        kvd_buf_free(&whole);
+        kvd_buf_free(&cut);
+    }
+    return 0;
+}
