@@ -103,14 +103,16 @@ static json_t *random_enum(kvd_rng *r)
 {
     json_t *all  = json_pack("[s, s, s, i, f, b, n, [i], {s:i}, s]", "red", "re", "a\"b\\\n", 17,
                              -2.5, 1, 3, "k", 4, "\xc3\xa9t\xc3\xa9");
-    json_t *some = json_array();
+    json_t *some = json_array(), *s;
 
     for (size_t i = 0; i < json_array_size(all); i++)
         if (below(r, 2) || json_array_size(some) == 0)
             json_array_append(some, json_array_get(all, i));
     json_decref(all);
-    return below(r, 3) ? json_pack("{s:o}", "enum", some)
-                       : json_pack("{s:O, s:s}", "const", json_array_get(some, 0), "title", "x");
+    s = below(r, 3) ? json_pack("{s:O}", "enum", some)
+                    : json_pack("{s:O, s:s}", "const", json_array_get(some, 0), "title", "x");
+    json_decref(some);
+    return s;
 }
 
 static json_t *random_array(kvd_rng *r, int depth)
