@@ -8,7 +8,7 @@ static const char *const names[] = {
     "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
     "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty",
     "repeat_last_n", "seed", "logit_bias", "stop", "n", "stream", "stream_options", "logprobs",
-    "top_logprobs", "ignore_eos", "return_progress", "debug_cache", "cache_salt",
+    "top_logprobs", "ignore_eos", "response_format", "return_progress", "debug_cache", "cache_salt",
     "add_generation_prompt", "chat_template_kwargs",
     /* nothing to do for these */
     "user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"
@@ -24,7 +24,6 @@ static const srv_refused refused[] = { { "audio", "" },
                                        { "prediction", "" },
                                        { "prompt_cache_retention", "" },
                                        { "reasoning_effort", "\"none\"" },
-                                       { "response_format", "{\"type\":\"text\"}" },
                                        { "service_tier", "\"auto\" \"default\"" },
                                        { "store", "false" },
                                        { "tool_choice", "\"none\" \"auto\"" },
@@ -222,6 +221,7 @@ void srv_route_chat(srv *s, srv_call *c)
 
         srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
         srv_get_params(&f, r);
+        srv_get_format(&f, r);
         srv_get_bool(&f, f.root, "logprobs", &r->logprobs);
         srv_get_u32(&f, f.root, "top_logprobs", 0, SRV_TOP_MAX, &r->n_top);
         if (r->n_top && !r->logprobs)

@@ -12,16 +12,13 @@ static const char *const names[]   = { "prompt", "model", "max_tokens", "max_com
                                        "frequency_penalty", "repetition_penalty", "repeat_penalty",
                                        "repeat_last_n", "seed", "logit_bias", "stop", "n", "stream",
                                        "stream_options", "logprobs", "echo", "ignore_eos",
-                                       "return_progress", "debug_cache", "cache_salt", "best_of",
+                                       "response_format", "return_progress", "debug_cache",
+                                       "cache_salt", "best_of",
                                        /* nothing to do for this */
                                        "user" };
-static const srv_refused refused[] = { { "grammar", "\"\"" },
-                                       { "guided_json", "" },
-                                       { "guided_regex", "" },
-                                       { "json_schema", "" },
-                                       { "response_format", "{\"type\":\"text\"}" },
-                                       { "suffix", "\"\"" },
-                                       { "tools", "[]" } };
+static const srv_refused refused[] = { { "grammar", "\"\"" },  { "guided_json", "" },
+                                       { "guided_regex", "" }, { "json_schema", "" },
+                                       { "suffix", "\"\"" },   { "tools", "[]" } };
 
 #define N_MAX_DEFAULT 16u /* OpenAI's, where neither client nor server says */
 
@@ -276,6 +273,7 @@ void srv_route_completion(srv *s, srv_call *c)
 
         srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
         srv_get_params(&f, r);
+        srv_get_format(&f, r);
         if (r->n_max == UINT32_MAX)
             r->n_max = N_MAX_DEFAULT;
         best_of = r->n;

@@ -92,6 +92,19 @@ bool srv_fields_status(srv_fields *f, const char *name, kvd_status st, const kvd
     return st == KVD_OK || srv_fields_bad(f, name, "%s", err->msg);
 }
 
+static int put_dump(const char *data, size_t len, void *ctx)
+{
+    kvd_buf_put(ctx, data, len);
+    return 0;
+}
+
+bool srv_put_json(srv_fields *f, const json_t *v, kvd_buf *b)
+{
+    if (json_dump_callback(v, put_dump, b, JSON_COMPACT) == 0 && !b->oom)
+        return true;
+    return srv_fields_full(f, "no memory for what is in the request");
+}
+
 json_t *srv_get(const json_t *o, const char *name)
 {
     json_t *v = json_object_get(o, name);

@@ -29,6 +29,9 @@ bool srv_fields_full(srv_fields *f, const char *fmt, ...) KVD_PRINTF(2, 3);
 /* Either, as the library says; true: neither. */
 bool srv_fields_status(srv_fields *f, const char *name, kvd_status st, const kvd_err *err);
 
+/* A value as compact JSON. */
+bool srv_put_json(srv_fields *f, const json_t *v, kvd_buf *b);
+
 void srv_get_bool(srv_fields *f, const json_t *o, const char *name, bool *out);
 void srv_get_int(srv_fields *f, const json_t *o, const char *name, int64_t min, int64_t max,
                  int64_t *out);
@@ -51,6 +54,8 @@ void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
 
 /* srv_params.c: fields that chat and completions share; then what was put together is checked. */
 void srv_get_params(srv_fields *f, srv_request *r);
+/* srv_format.c: response_format, as a grammar of the request's. */
+void srv_get_format(srv_fields *f, srv_request *r);
 /* Tokens of a text, specials inside the spans only; owned by the caller. */
 bool srv_tokenize(srv_fields *f, const char *text, size_t len, const kvd_span *spans, size_t n_span,
                   bool bos, srv_input *out);

@@ -54,6 +54,8 @@ kvd_status srv_gen_open(srv_gen *g, const kvd_model *m, uint32_t n_ctx, kvd_err 
     g->n_max = r->n_max < room ? r->n_max : room;
     p.seed += g->turn;
     KVD_TRY(kvd_sampler_open(&g->sampler, m, &p, err));
+    if (r->grammar)
+        KVD_TRY(kvd_sampler_set_grammar(g->sampler, r->grammar, err));
     KVD_TRY(kvd_detok_open(&g->detok, m, err));
     if (r->echo && r->logprobs && !(g->echo = kvd_calloc(in->n, sizeof(*g->echo))))
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the logprobs of %u tokens", in->n);
@@ -236,7 +238,7 @@ kvd_status srv_gen_next(srv_gen *g, srv_engine *e, uint32_t row, bool *over, srv
         g->first_ns = kvd_now_ns();
     e->counts.n_generated++;
     g->job->usage.n_generated++;
-    if (kvd_token_is_end(e->p.model, id) && !r->ignore_eos)
+    if (kvd_token_is_end(e->p.model, id) && (!r->ignore_eos || r->grammar)) /* nothing else fits */
         return KVD_OK;
     g->token[g->n_token++] = id;
     if (r->logprobs) {

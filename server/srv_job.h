@@ -45,6 +45,8 @@ typedef struct srv_request {
     uint32_t n_stop;
     bool     ignore_eos;
 
+    kvd_grammar *grammar; /* owned; NULL: any text */
+
     bool     logprobs; /* of every token, with n_top others */
     uint32_t n_top;
     bool     echo; /* the prompt comes back as text, with logprobs if those are asked for */

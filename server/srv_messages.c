@@ -89,19 +89,6 @@ static bool normalise(srv_fields *f, json_t *m, size_t i)
     return true;
 }
 
-static int put_dump(const char *data, size_t len, void *ctx)
-{
-    kvd_buf_put(ctx, data, len);
-    return 0;
-}
-
-static bool dump(srv_fields *f, const json_t *v, kvd_buf *b)
-{
-    if (json_dump_callback(v, put_dump, b, JSON_COMPACT) == 0 && !b->oom)
-        return true;
-    return srv_fields_full(f, "no memory for the messages");
-}
-
 static bool render(srv_fields *f, const kvd_buf *messages, const kvd_buf *vars, bool generate,
                    char **text, size_t *len, kvd_span **spans, size_t *n_span)
 {
@@ -136,7 +123,7 @@ bool srv_render(srv_fields *f, char **text, size_t *len, kvd_span **spans, size_
     }
     srv_get_bool(f, f->root, "add_generation_prompt", &generate);
     vars = srv_get_object(f, f->root, "chat_template_kwargs");
-    if (!f->bad && dump(f, list, &messages) && (!vars || dump(f, vars, &more)))
+    if (!f->bad && srv_put_json(f, list, &messages) && (!vars || srv_put_json(f, vars, &more)))
         (void)!render(f, &messages, &more, generate, text, len, spans, n_span);
     kvd_buf_free(&messages);
     kvd_buf_free(&more);

@@ -207,19 +207,65 @@ def test_refuses_by_name():
                    want=400)["error"]
         assert e["param"] == "messages[0]", e
         for field, value in (("tools", [{"type": "function"}]), ("tool_choice", "required"),
-                             ("response_format", {"type": "json_object"}), ("audio", {}),
+                             ("audio", {}),
                              ("modalities", ["audio"]), ("prediction", {}), ("functions", [{}]),
                              ("chat_template", "{{ x }}"), ("store", True)):
             e = s.error(CHAT, {"messages": HELLO, field: value}, field)
             assert "not supported" in e["message"]
         s.post(CHAT, {"messages": HELLO, "max_tokens": 1, "tools": [], "audio": None, "user": "me",
                       "store": False, "response_format": {"type": "text"}, "seed": None})
+        for bad in ("json", {}, {"type": "xml"}, {"type": "json_schema"},
+                    {"type": "json_schema", "json_schema": {"name": "n", "schema": []}},
+                    {"type": "json_schema", "json_schema": {"schema": {"not": {"type": "null"}}}},
+                    {"type": "json_schema", "json_schema": {"schema": {"enum": []}}}):
+            s.error(CHAT, {"messages": HELLO, "response_format": bad}, "response_format")
         s.error("/tokenize", {"content": 5}, "content")
         s.error("/detokenize", {"tokens": [1, "x"]}, "tokens")
         # unknown fields have no effect and are logged once
         for _ in range(3):
             s.post(COMPLETION, {"prompt": "x", "max_tokens": 1, "frobnicate\n": 1})
         assert sum("frobnicate" in line for line in s.lines) == 1
+
+
+PERSON = {"type": "object", "additionalProperties": False, "required": ["name", "age", "tags"],
+          "properties": {"name": {"type": "string", "maxLength": 5},
+                         "age": {"type": "integer", "minimum": 10, "maximum": 99},
+                         "tags": {"type": "array", "maxItems": 2, "items": {"enum": ["a", "b"]}}}}
+
+
+def check_person(text):
+    who = json.loads(text)
+    assert list(who) == ["name", "age", "tags"], who
+    assert isinstance(who["name"], str) and len(who["name"]) <= 5
+    assert isinstance(who["age"], int) and 10 <= who["age"] <= 99
+    assert len(who["tags"]) <= 2 and set(who["tags"]) <= {"a", "b"}
+
+
+def test_response_format():
+    """A model of random weights answers JSON that fits, drawn or likeliest, whole or as a stream,
+    several at once and beside answers that are free."""
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    with Server() as s:
+        for i in range(6):
+            body = {"messages": HELLO, "response_format": form, "max_tokens": 1500, "n": 2,
+                    "temperature": float(i % 2), "seed": i, "ignore_eos": i == 3}
+            a = s.post(CHAT, body)
+            for c in a["choices"]:
+                assert c["finish_reason"] == "stop", c
+                check_person(c["message"]["content"])
+            events = [e for e in s.stream(CHAT, dict(body, n=1)) if e != "[DONE]"]
+            text = "".join(e["choices"][0]["delta"].get("content", "") for e in events
+                           if e["choices"])
+            assert text == a["choices"][0]["message"]["content"], text
+        a = s.post(COMPLETION, {"prompt": "x", "response_format": form, "max_tokens": 1500})
+        check_person(a["choices"][0]["text"])
+        a = s.post(CHAT, {"messages": HELLO, "response_format": {"type": "json_object"},
+                          "max_tokens": 200})
+        text = a["choices"][0]["message"]["content"]
+        assert text.strip().startswith("{"), text
+        if a["choices"][0]["finish_reason"] == "stop":
+            json.loads(text)
+        assert s.post(COMPLETION, {"prompt": "x", "max_tokens": 4})["usage"]["completion_tokens"]
 
 
 def test_bodies():
