@@ -127,7 +127,7 @@ uint64_t cuda_select_scratch_bytes(const cuda_backend *be, const kvd_backend_lim
 uint64_t cuda_window_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
 uint64_t cuda_best_scratch_bytes(const cuda_backend *be, const kvd_backend_limits *lim);
 
-/* Fills in n_cluster; needs cc, n_sm and smem_block. */
+/* Fills in n_cluster; needs cc, smem_block and smem_sm. */
 void cuda_select_clusters(cuda_backend *be);
 
 /* ---- pinned memory (cuda_pinned.cu) -------------------------------------------------- */

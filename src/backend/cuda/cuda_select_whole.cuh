@@ -99,7 +99,7 @@ typedef struct whole_lane {
     uint32_t  base0, each;      /* the first block's base; chunks of each block but the last */
     float    *logit;            /* [heads][each], then weights; row 0 holds keys later */
     uint32_t *key;              /* the same */
-    uint64_t *slot;             /* the first block's: [slots] see whole_slot() */
+    uint64_t *slot;             /* the first block's: [slots] see cuda_select_window.cuh */
     uint32_t *miss;             /* likewise: [slots] chunks, in the order of fetch */
     uint16_t *slot_of, *ema;    /* copies */
 } whole_lane;
@@ -118,7 +118,7 @@ static __device__ __forceinline__ uint32_t whole_digit(uint32_t key)
     return d > WHOLE_BASE ? d - WHOLE_BASE : 0;
 }
 
-/* Sum over a warp of numbers below 2^42. */
+/* Sum over a warp of numbers below 2^47. */
 static __device__ __forceinline__ uint64_t whole_add64(uint64_t x)
 {
     const uint32_t low  = __reduce_add_sync(ALL_LANES, (uint32_t)x & 0xfffffu);

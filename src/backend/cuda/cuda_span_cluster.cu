@@ -226,12 +226,30 @@ static __global__ void __launch_bounds__(SPAN_THREADS, DIMS *SETS > 2 ? 1 : 2)
 
 /* ---- for cuda_span.cu --------------------------------------------------------------------- */
 
+/* Shared memory of a block; 0: the shape is not served. */
+static uint64_t cluster_bytes(const span_job &j)
+{
+    const bool wide = j.group > SPAN_HEADS;
+
+    switch (j.a.kv.type == KVD_DTYPE_BF16 ? j.a.kv.head_dim : 0) {
+    case 64:
+        return wide ? sizeof(cluster_mem<1, 2>) : sizeof(cluster_mem<1, 1>);
+    case 128:
+        return wide ? sizeof(cluster_mem<2, 2>) : sizeof(cluster_mem<2, 1>);
+    case 256:
+        return sizeof(cluster_mem<4, 1>);
+    default:
+        return 0;
+    }
+}
+
+/* More than 8 blocks is what a device need not hold: asked for at open, for larger blocks. */
 uint32_t cuda_span_ranks(const cuda_backend *be, const span_job &j, uint64_t n_lane)
 {
-    const uint32_t dim = j.a.kv.head_dim;
-    uint32_t       n   = CLUSTER_RANKS;
+    const uint64_t bytes = cluster_bytes(j);
+    uint32_t       n     = be->n_cluster[1][CLUSTER_RANKS - 1] ? CLUSTER_RANKS : CLUSTER_RANKS / 2;
 
-    if (be->cc < 90 || j.a.kv.type != KVD_DTYPE_BF16 || (dim != 64 && dim != 128 && dim != 256))
+    if (be->cc < 90 || bytes == 0 || bytes > be->smem_block)
         return 0;
     while (n >= CLUSTER_MIN && n * n_lane > (uint64_t)SPAN_BLOCKS * be->n_sm)
         n /= 2;
