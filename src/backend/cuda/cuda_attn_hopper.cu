@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include "backend/cuda/cuda_attn.cuh"
+#include "backend/cuda/cuda_barrier.cuh"
 
 #define HOP_KEYS    128u
 #define HOP_ROWS    128u /* of a block */
@@ -46,38 +47,11 @@ struct hop_job {
 
 /* ---- instructions ------------------------------------------------------------------ */
 
-static __device__ __forceinline__ uint32_t hop_smem(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-static __device__ __forceinline__ void hop_bar_init(uint64_t *bar, uint32_t count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(hop_smem(bar)), "r"(count));
-}
-static __device__ __forceinline__ void hop_bar_expect(uint64_t *bar, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(hop_smem(bar)),
-                 "r"(bytes)
-                 : "memory");
-}
+/* One arrival of a warp. */
 static __device__ __forceinline__ void hop_bar_arrive(uint64_t *bar)
 {
     if (threadIdx.x % 32 == 0)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(hop_smem(bar)) : "memory");
-}
-/* Waits for the end of the phase of this parity. */
-static __device__ __forceinline__ void hop_bar_wait(uint64_t *bar, uint32_t parity)
-{
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "wait:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra done;\n"
-                 "bra wait;\n"
-                 "done:\n"
-                 "}" ::"r"(hop_smem(bar)),
-                 "r"(parity)
-                 : "memory");
+        bar_arrive(bar);
 }
 /* Barriers of threads: 1 and 2 of a warp group, 3 and 4 for turns. */
 static __device__ __forceinline__ void hop_sync(uint32_t id, uint32_t n)
@@ -96,8 +70,8 @@ static __device__ __forceinline__ void hop_load(void *to, const CUtensorMap *map
                                                 uint32_t dim, uint32_t record, uint64_t off)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(hop_smem(to)),
-                 "l"(map), "r"(hop_smem(bar)), "r"(dim), "r"(0), "r"(record),
+                 "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(bar_addr(to)),
+                 "l"(map), "r"(bar_addr(bar)), "r"(dim), "r"(0), "r"(record),
                  "r"((uint32_t)(off % HOP_UNIT / 16)), "r"((uint32_t)(off / HOP_UNIT))
                  : "memory");
 }
@@ -149,7 +123,7 @@ template <uint32_t N> static __device__ __forceinline__ void hop_keep(uint32_t (
  * one whose rows are the sum's index), 1024 between groups of 8 rows. */
 static __device__ __forceinline__ uint64_t hop_matrix(const void *p, uint32_t next)
 {
-    return (uint64_t)((hop_smem(p) & 0x3ffff) >> 4) | (uint64_t)(next >> 4) << 16 |
+    return (uint64_t)((bar_addr(p) & 0x3ffff) >> 4) | (uint64_t)(next >> 4) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 
@@ -207,7 +181,7 @@ static __device__ __forceinline__ void hop_fetch_tile(uint8_t (&to)[D / 64][HOP_
     const uint64_t       off    = j.seq.block[key / kv.block_tokens] + kv.lane_off +
                          j.head / (a.n_head / kv.n_kv_head) * kv.head_stride + add;
 
-    hop_bar_expect(bar, D / 64 * HOP_HALF);
+    bar_expect(bar, D / 64 * HOP_HALF);
 #pragma unroll
     for (uint32_t h = 0; h < D / 64; h++)
         hop_load(to[h], map, bar, 64 * h, record, off);
@@ -221,13 +195,13 @@ static __device__ __forceinline__ void hop_fetch(hop_tiles<D> &t, const kvd_attn
     for (uint32_t i = 0; i <= j.n_tile; i++) {
         if (i < j.n_tile) {
             if (i >= 2)
-                hop_bar_wait(&t.k_free[i % 2], (i / 2 + 1) % 2);
+                bar_wait(&t.k_free[i % 2], (i / 2 + 1) % 2);
             hop_fetch_tile<D>(t.k[i % 2], a, j, map, &t.k_full[i % 2], j.n_tile - 1 - i, 0);
         }
         if (i > 0) {
             const uint32_t b = (i - 1) % 2;
             if (i >= 3)
-                hop_bar_wait(&t.v_free[b], ((i - 1) / 2 + 1) % 2);
+                bar_wait(&t.v_free[b], ((i - 1) / 2 + 1) % 2);
             hop_fetch_tile<D>(t.v[b], a, j, map, &t.v_full[b], j.n_tile - i, a.kv.record_bytes / 2);
         }
     }
@@ -393,10 +367,10 @@ static __device__ __forceinline__ void hop_step(hop_tiles<D> &t, hop_rows<D> &f,
 {
     const uint32_t b = i % 2, before = (i - 1) % 2;
 
-    hop_bar_wait(&t.k_full[b], i / 2 % 2);
+    bar_wait(&t.k_full[b], i / 2 % 2);
     hop_sync(3 + group, 2 * HOP_GROUP);
     hop_logits<D>(t, f, b, group);
-    hop_bar_wait(&t.v_full[before], (i - 1) / 2 % 2);
+    bar_wait(&t.v_full[before], (i - 1) / 2 % 2);
     hop_values<D>(t, f, before);
     hop_arrive(4 - group, 2 * HOP_GROUP);
     hop_mma_wait<1>();
@@ -429,19 +403,19 @@ static __device__ __forceinline__ void hop_compute(hop_tiles<D> &t, const kvd_at
     if (group == 1)
         hop_arrive(3, 2 * HOP_GROUP); /* the other one begins */
     hop_load_q<D>(t, f, a, j, group);
-    hop_bar_wait(&t.k_full[0], 0);
+    bar_wait(&t.k_full[0], 0);
     hop_logits<D>(t, f, 0, group);
     hop_mma_wait<0>();
     hop_keep(f.s);
     hop_bar_arrive(&t.k_free[0]);
     hop_softmax<D>(f, last, limit);
     hop_weights<D>(f);
-    hop_bar_wait(&t.v_full[0], 0);
+    bar_wait(&t.v_full[0], 0);
     hop_clear_tail<D>(t, j, group);
 #pragma unroll 1
     for (uint32_t i = 1; i < j.n_tile; i++)
         hop_step<D>(t, f, j, i, group, limit);
-    hop_bar_wait(&t.v_full[last % 2], last / 2 % 2);
+    bar_wait(&t.v_full[last % 2], last / 2 % 2);
     hop_values<D>(t, f, last % 2);
     hop_mma_wait<0>();
     hop_keep(f.o);
@@ -476,7 +450,7 @@ static __global__ void __launch_bounds__(HOP_THREADS, 1)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t hop_raw[];
-    hop_tiles<D>  &t     = *(hop_tiles<D> *)(hop_raw + (1024 - hop_smem(hop_raw) % 1024) % 1024);
+    hop_tiles<D>  &t     = *(hop_tiles<D> *)(hop_raw + (1024 - bar_addr(hop_raw) % 1024) % 1024);
     const uint32_t group = threadIdx.x / HOP_GROUP; /* 2: fetches */
     hop_job        j;
 
@@ -484,12 +458,12 @@ static __global__ void __launch_bounds__(HOP_THREADS, 1)
         return;
     if (threadIdx.x == 0) {
         for (uint32_t b = 0; b < 2; b++) {
-            hop_bar_init(&t.k_full[b], 1);
-            hop_bar_init(&t.v_full[b], 1);
-            hop_bar_init(&t.k_free[b], HOP_WARPS);
-            hop_bar_init(&t.v_free[b], HOP_WARPS);
+            bar_init(&t.k_full[b], 1);
+            bar_init(&t.v_full[b], 1);
+            bar_init(&t.k_free[b], HOP_WARPS);
+            bar_init(&t.v_free[b], HOP_WARPS);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        bar_fence();
     }
     __syncthreads();
     if (group == 2) {

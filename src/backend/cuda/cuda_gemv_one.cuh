@@ -13,53 +13,12 @@
 #ifndef KVD_CUDA_GEMV_ONE_CUH
 #define KVD_CUDA_GEMV_ONE_CUH
 
+#include "backend/cuda/cuda_barrier.cuh"
 #include "backend/cuda/cuda_gemv_tile.cuh"
 
 #define ONE_THREADS (GEMV_THREADS + 64u) /* those that bring, and that add up, come last */
-#ifndef ONE_SMEM
-#define ONE_SMEM (105u << 10) /* of a block; what two pieces need at least */
-#endif
-#define ONE_AHEAD 6u
-
-/* ---- barriers in shared memory, copies ------------------------------------------------- */
-
-static __device__ __forceinline__ uint32_t one_addr(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-static __device__ __forceinline__ void one_init(uint64_t *b, uint32_t n)
-{
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(one_addr(b)), "r"(n) : "memory");
-}
-static __device__ __forceinline__ void one_arrive(uint64_t *b)
-{
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(one_addr(b)) : "memory");
-}
-/* Arrives, and has the phase wait for so many bytes as well. */
-static __device__ __forceinline__ void one_expect(uint64_t *b, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(one_addr(b)), "r"(bytes)
-                 : "memory");
-}
-/* Until the phase of this parity is over. */
-static __device__ __forceinline__ void one_wait(uint64_t *b, uint32_t parity)
-{
-    asm volatile("{.reg .pred p;\n"
-                 "again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n"
-                 "@p bra.uni done;\n"
-                 "bra.uni again;\n"
-                 "done:}" ::"r"(one_addr(b)),
-                 "r"(parity)
-                 : "memory");
-}
-static __device__ __forceinline__ void one_copy(uint8_t *to, const uint8_t *from, uint32_t bytes,
-                                                uint64_t *b)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(one_addr(to)),
-                 "l"(from), "r"(bytes), "r"(one_addr(b))
-                 : "memory");
-}
+#define ONE_SMEM    (105u << 10)         /* of a block; what two pieces need at least */
+#define ONE_AHEAD   6u
 
 struct one_mem {
     uint64_t full[ONE_AHEAD], empty[ONE_AHEAD], done[2], free[2];
@@ -104,12 +63,12 @@ static __device__ __forceinline__ void one_bring(const gemv_args &a, uint8_t *ri
 
         if (t.piece == 0 && lane < TILE_ROWS)
             row = gemv_row(a, gemv_block_row<TILE_ROWS>(a, t.tile, lane));
-        one_wait(&m->empty[t.stage], t.parity ^ 1);
+        bar_wait(&m->empty[t.stage], t.parity ^ 1);
         if (lane == 0)
-            one_expect(full, TILE_ROWS * bytes);
+            bar_expect(full, TILE_ROWS * bytes);
         __syncwarp();
         if (lane < TILE_ROWS)
-            one_copy(ring + (t.stage * TILE_ROWS + lane) * tile_pitch<T>(),
+            bar_copy(ring + (t.stage * TILE_ROWS + lane) * tile_pitch<T>(),
                      row + (uint64_t)t.piece * tile_bytes<T>(TILE_COLS), bytes, full);
     }
 }
@@ -137,7 +96,7 @@ static __device__ __forceinline__ void one_add_up(const gemv_args &a, one_mem *m
         const bool     mine   = lane < rows && row < (a.swiglu ? a.n_row / 2 : a.n_row);
         const float    before = mine && !a.swiglu ? gemv_before(a, row, 0) : 0.0f;
 
-        one_wait(&m->done[buf], parity);
+        bar_wait(&m->done[buf], parity);
         if (mine && a.swiglu)
             gemv_put_swiglu(a, row, 0, one_total(m->part[buf], lane),
                             one_total(m->part[buf], lane + TILE_ROWS / 2));
@@ -145,7 +104,7 @@ static __device__ __forceinline__ void one_add_up(const gemv_args &a, one_mem *m
             gemv_put(a, row, 0, one_total(m->part[buf], lane), before);
         __syncwarp();
         if (lane == 0)
-            one_arrive(&m->free[buf]);
+            bar_arrive(&m->free[buf]);
         buf ^= 1;
         parity ^= buf == 0;
     }
@@ -335,7 +294,7 @@ static __device__ __forceinline__ void one_multiply(const gemv_args &a, uint8_t 
         const uint32_t unit = t.piece * GEMV_WARPS + warp, at = unit * TILE_UNIT;
         const uint8_t *p = from + t.stage * (TILE_ROWS * tile_pitch<T>());
 
-        one_wait(&m->full[t.stage], t.parity);
+        bar_wait(&m->full[t.stage], t.parity);
         if (at < a.n_col) {
             if constexpr (tile_type<T>::COLS == TILE_UNIT)
                 one_super<T>(p, (const uint2 *)(q + unit * 32), scale + unit, sum);
@@ -344,7 +303,7 @@ static __device__ __forceinline__ void one_multiply(const gemv_args &a, uint8_t 
         }
         __syncwarp();
         if (lane == 0)
-            one_arrive(&m->empty[t.stage]);
+            bar_arrive(&m->empty[t.stage]);
         if (t.piece + 1 < n_piece)
             continue;
 #pragma unroll
@@ -352,7 +311,7 @@ static __device__ __forceinline__ void one_multiply(const gemv_args &a, uint8_t 
             sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);
             sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 2);
         }
-        one_wait(&m->free[buf], parity);
+        bar_wait(&m->free[buf], parity);
         if (lane % 4 == 0) {
             m->part[buf][warp][lane / 4]     = sum[0];
             m->part[buf][warp][lane / 4 + 8] = sum[1];
@@ -360,7 +319,7 @@ static __device__ __forceinline__ void one_multiply(const gemv_args &a, uint8_t 
         sum[0] = sum[1] = 0.0f;
         __syncwarp();
         if (lane == 0)
-            one_arrive(&m->done[buf]);
+            bar_arrive(&m->done[buf]);
         buf ^= 1;
         parity ^= buf == 0;
     }
@@ -378,14 +337,14 @@ static __global__ void __launch_bounds__(ONE_THREADS, 3)
     gemv_scale    *scale = (gemv_scale *)(q + one_units(a.n_col) * 32);
 
     if (threadIdx.x < ONE_AHEAD) {
-        one_init(&m.full[threadIdx.x], 1);
-        one_init(&m.empty[threadIdx.x], GEMV_WARPS);
+        bar_init(&m.full[threadIdx.x], 1);
+        bar_init(&m.empty[threadIdx.x], GEMV_WARPS);
     }
     if (threadIdx.x < 2) {
-        one_init(&m.done[threadIdx.x], GEMV_WARPS);
-        one_init(&m.free[threadIdx.x], 1);
+        bar_init(&m.done[threadIdx.x], GEMV_WARPS);
+        bar_init(&m.free[threadIdx.x], 1);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    bar_fence();
     __syncthreads();
     cuda_pdl_go();
     if (warp == GEMV_WARPS) { /* of weights alone */

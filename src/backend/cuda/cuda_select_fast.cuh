@@ -13,6 +13,7 @@
 #ifndef KVD_CUDA_SELECT_FAST_CUH
 #define KVD_CUDA_SELECT_FAST_CUH
 
+#include "backend/cuda/cuda_barrier.cuh"
 #include "backend/cuda/cuda_select.cuh"
 
 #define FAST_WARPS  16u
@@ -33,28 +34,14 @@ void cuda_select_fast_shape(const cpu_index_shape *s, uint32_t depth, fast_shape
 
 /* ---- copies --------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ uint32_t fast_shared(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-static __device__ __forceinline__ void fast_init(uint64_t *bar)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(fast_shared(bar)) : "memory");
-}
-
 static __device__ __forceinline__ void fast_ask(uint64_t *bar, void *to, const void *from,
                                                 uint32_t bytes)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(fast_shared(bar)),
-                 "r"(bytes)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(fast_shared(to)),
-                 "l"(from), "r"(bytes), "r"(fast_shared(bar))
-                 : "memory");
+    bar_expect(bar, bytes);
+    bar_copy(to, from, bytes, bar);
 }
 
+/* bar_wait(), with a loop that the compiler sees. */
 static __device__ __forceinline__ void fast_await(uint64_t *bar, uint32_t parity)
 {
     uint32_t done = 0;
@@ -64,7 +51,7 @@ static __device__ __forceinline__ void fast_await(uint64_t *bar, uint32_t parity
                      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
                      "selp.u32 %0, 1, 0, p;\n\t}"
                      : "=r"(done)
-                     : "r"(fast_shared(bar)), "r"(parity)
+                     : "r"(bar_addr(bar)), "r"(parity)
                      : "memory");
 }
 
@@ -376,10 +363,10 @@ static __device__ __forceinline__ void fast_begin(const select_job &j, const fas
              blockIdx.y % j.a.index.n_kv_head * j.a.index.head_stride;
     fast_look(w, 0);
     if (threadIdx.x % WARP == 0) {
-        fast_init(w.arrived);
+        bar_init(w.arrived, 1);
         if (f.depth > 1)
-            fast_init(w.arrived + 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            bar_init(w.arrived + 1, 1);
+        bar_fence();
     }
     __syncwarp();
     fast_next(f, w, 0);

@@ -150,7 +150,7 @@ static __device__ __noinline__ void whole_copy(uint16_t *to, const uint16_t *fro
     if (!from)
         return;
     for (uint32_t i = threadIdx.x; i < n4; i += blockDim.x)
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(fast_shared(to + 4 * i)),
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(bar_addr(to + 4 * i)),
                      "l"(from + 4 * i)
                      : "memory");
     for (uint32_t i = 4 * n4 + threadIdx.x; i < n; i += blockDim.x)
