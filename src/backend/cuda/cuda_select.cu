@@ -224,7 +224,7 @@ static kvd_status run(kvd_stream *st, const kvd_select_args *a, const kvd_choose
 {
     const cuda_backend *be = cuda_enter(st);
     select_job          j;
-    bool                cascade;
+    bool                cascade, whole;
 
     kvd_assert(a->n_head % a->index.n_kv_head == 0);
     if (a->n_head / a->index.n_kv_head > SELECT_GROUP_MAX)
@@ -232,10 +232,9 @@ static kvd_status run(kvd_stream *st, const kvd_select_args *a, const kvd_choose
                         a->n_head / a->index.n_kv_head);
     j       = job_of(be, a);
     cascade = j.s.kind == KVD_INDEX_CASCADE;
-    if (cuda_select_whole_can(be, j, window != NULL)) {
-        CUDA_TRY(cuda_select_whole(be, j, window, beside, st->s), "select", err);
+    CUDA_TRY(cuda_select_whole(be, j, window, beside, st->s, &whole), "select", err);
+    if (whole)
         return KVD_OK;
-    }
     if (j.fast)
         CUDA_TRY(cuda_select_fast(be, j, beside, st->s), "select", err);
     else

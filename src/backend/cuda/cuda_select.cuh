@@ -112,10 +112,11 @@ bool        cuda_select_fast_can(const cuda_backend *be, const select_job &j);
 uint32_t    cuda_select_fast_parts(const cuda_backend *be, uint64_t n_lane, uint32_t group);
 cudaError_t cuda_select_fast(const cuda_backend *be, const select_job &j, bool beside,
                              cudaStream_t s);
-/* cuda_select_whole.cu: all stages at once, where it can; window and beside: as of the others. */
-bool        cuda_select_whole_can(const cuda_backend *be, const select_job &j, bool window);
+/* cuda_select_whole.cu: all stages at once; *done: false where it does not serve the case.  window
+ * and beside: as of the others. */
 cudaError_t cuda_select_whole(const cuda_backend *be, const select_job &j,
-                              const kvd_choose_args *window, bool beside, cudaStream_t s);
+                              const kvd_choose_args *window, bool beside, cudaStream_t s,
+                              bool *done);
 /* cuda_select_finish.cu; window (NULL: not wanted): goes on to the windows' change and spans;
  * rerank: only lists the best 4 k; listed: selects among these. */
 cudaError_t cuda_select_finish(const cuda_backend *be, const select_job &j,

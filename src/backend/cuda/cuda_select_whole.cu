@@ -351,15 +351,6 @@ void cuda_select_clusters(cuda_backend *be)
             (uint16_t)whole_held(be, i % WHOLE_RANKS + 1, i / WHOLE_RANKS + 1);
 }
 
-bool cuda_select_whole_can(const cuda_backend *be, const select_job &j, bool window)
-{
-    whole_job f = {};
-    uint32_t  bytes;
-
-    return j.fast && j.s.kind == KVD_INDEX_MEAN && j.a.top_p <= 0.0f &&
-           j.a.rule != KVD_GQA_MEAN_LOGITS && whole_ranks(be, j, window, &f, &bytes) > 0;
-}
-
 template <int ROWS, int SETS>
 static cudaError_t whole_launch(const cuda_backend *be, const whole_job &f, uint32_t n,
                                 uint32_t bytes, cudaStream_t s)
@@ -376,12 +367,18 @@ static cudaError_t whole_launch(const cuda_backend *be, const whole_job &f, uint
 }
 
 cudaError_t cuda_select_whole(const cuda_backend *be, const select_job &j,
-                              const kvd_choose_args *window, bool beside, cudaStream_t s)
+                              const kvd_choose_args *window, bool beside, cudaStream_t s,
+                              bool *done)
 {
-    whole_job f = {};
-    uint32_t  n, bytes = 0;
+    const bool serves = j.fast && j.s.kind == KVD_INDEX_MEAN && j.a.top_p <= 0.0f &&
+                        j.a.rule != KVD_GQA_MEAN_LOGITS;
+    whole_job      f     = {};
+    uint32_t       bytes = 0;
+    const uint32_t n     = serves ? whole_ranks(be, j, window != NULL, &f, &bytes) : 0;
 
-    n        = whole_ranks(be, j, window != NULL, &f, &bytes);
+    *done = n > 0;
+    if (n == 0)
+        return cudaSuccess;
     f.j      = j;
     f.share  = 1.0f / (float)j.group;
     f.shift  = (uint32_t)__builtin_ctz(j.s.n_chunk);
