@@ -5,24 +5,9 @@
  * engine's thread alone uses it, until the job ends. */
 #include "srv_fields.h"
 
-#include <pthread.h>
 #include <string.h>
 
 #define FORMAT "response_format"
-
-/* The first grammar makes the model's trie of tokens, which all others use. */
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-
-static kvd_status open_grammar(const srv *s, const kvd_grammar_params *p, kvd_grammar **out,
-                               kvd_err *err)
-{
-    kvd_status st;
-
-    pthread_mutex_lock(&opening);
-    st = kvd_grammar_open(out, s->model, p, err);
-    pthread_mutex_unlock(&opening);
-    return st;
-}
 
 static void get_schema(srv_fields *f, const json_t *o, kvd_buf *b)
 {
@@ -54,6 +39,6 @@ void srv_get_format(srv_fields *f, srv_request *r)
         srv_fields_bad(f, FORMAT, "type: expected text, json_object or json_schema");
     }
     if (!f->bad)
-        srv_fields_status(f, FORMAT, open_grammar(f->s, &p, &r->grammar, &err), &err);
+        srv_fields_status(f, FORMAT, kvd_grammar_open(&r->grammar, f->s->model, &p, &err), &err);
     kvd_buf_free(&text);
 }
