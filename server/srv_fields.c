@@ -11,24 +11,6 @@
 
 /* The parser recurses: what is nested deeper than our limit never gets there.  Nor do zero bytes,
  * which it takes for ends. */
-static bool too_deep(const char *s, size_t len)
-{
-    uint32_t depth = 0;
-    bool     text  = false;
-
-    for (size_t i = 0; i < len; i++) {
-        if (text && s[i] == '\\')
-            i++;
-        else if (s[i] == '"')
-            text = !text;
-        else if (!text && (s[i] == '[' || s[i] == '{') && ++depth > SRV_JSON_DEPTH)
-            return true;
-        else if (!text && (s[i] == ']' || s[i] == '}') && depth > 0)
-            depth--;
-    }
-    return false;
-}
-
 bool srv_fields_open(srv_fields *f, srv *s, srv_call *c)
 {
     const kvd_buf *b = &c->body;
@@ -39,7 +21,7 @@ bool srv_fields_open(srv_fields *f, srv *s, srv_call *c)
         return srv_fields_bad(f, NULL, "the body is empty: expected a JSON object");
     if (memchr(b->data, 0, b->len))
         return srv_fields_bad(f, NULL, "the body is not JSON: it has a zero byte");
-    if (too_deep(b->data, b->len))
+    if (kvd_json_deeper(b->data, b->len, SRV_JSON_DEPTH))
         return srv_fields_bad(f, NULL, "the body is nested more than %u deep", SRV_JSON_DEPTH);
     f->root = json_loadb(b->data, b->len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
     if (!f->root)
@@ -55,33 +37,36 @@ void srv_fields_close(srv_fields *f)
     f->root = NULL;
 }
 
-bool srv_fields_bad(srv_fields *f, const char *name, const char *fmt, ...)
+/* The first mistake counts. */
+static void fail(srv_fields *f, int status, const char *name, const char *fmt, va_list ap)
 {
-    char    msg[400];
-    va_list ap;
+    char msg[400];
 
     if (f->bad)
-        return false;
-    va_start(ap, fmt);
+        return;
     vsnprintf(msg, sizeof(msg), fmt, ap);
-    va_end(ap);
     f->bad = true;
-    srv_reply_error(f->reply, 400, name, NULL, "%s%s%s", name ? name : "", name ? ": " : "", msg);
+    srv_reply_error(f->reply, status, name, NULL, "%s%s%s", name ? name : "", name ? ": " : "",
+                    msg);
+}
+
+bool srv_fields_bad(srv_fields *f, const char *name, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    fail(f, 400, name, fmt, ap);
+    va_end(ap);
     return false;
 }
 
 bool srv_fields_full(srv_fields *f, const char *fmt, ...)
 {
-    char    msg[200];
     va_list ap;
 
-    if (f->bad)
-        return false;
     va_start(ap, fmt);
-    vsnprintf(msg, sizeof(msg), fmt, ap);
+    fail(f, 503, NULL, fmt, ap);
     va_end(ap);
-    f->bad = true;
-    srv_reply_error(f->reply, 503, NULL, NULL, "%s", msg);
     return false;
 }
 

@@ -111,3 +111,21 @@ void kvd_select_least(uint64_t *v, uint32_t n, uint32_t k)
             hi = j + 1;
     }
 }
+
+bool kvd_json_deeper(const char *s, size_t len, uint32_t most)
+{
+    uint32_t depth = 0;
+    bool     text  = false;
+
+    for (size_t i = 0; i < len; i++) {
+        if (text && s[i] == '\\')
+            i++;
+        else if (s[i] == '"')
+            text = !text;
+        else if (!text && (s[i] == '[' || s[i] == '{') && ++depth > most)
+            return true;
+        else if (!text && (s[i] == ']' || s[i] == '}') && depth > 0)
+            depth--;
+    }
+    return false;
+}

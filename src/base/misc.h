@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* misc.h - clock, log, random numbers: small services every directory needs. */
+/* misc.h - clock, log, random numbers, the depth of JSON: small services every directory needs. */
 #ifndef KVD_BASE_MISC_H
 #define KVD_BASE_MISC_H
 
@@ -19,6 +19,11 @@ void     kvd_rng_seed(kvd_rng *r, uint64_t seed);
 uint64_t kvd_rng_u64(kvd_rng *r);
 uint64_t kvd_rng_below(kvd_rng *r, uint64_t n); /* 0 <= x < n, n > 0, unbiased */
 float    kvd_rng_f32(kvd_rng *r);               /* 0 <= x < 1, 24 bits */
+
+/* Whether brackets of JSON text stand more than `most` deep in each other: for parsers that
+ * recurse.
+ */
+bool kvd_json_deeper(const char *s, size_t len, uint32_t most);
 
 /* Brings the k least of n values to the front, in any order (Hoare's selection); no two are equal.
  */

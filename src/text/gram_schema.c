@@ -628,27 +628,6 @@ void gram_run_jobs(gram_build *b)
     }
 }
 
-/* Deeper than its parser should go, and than a schema needs. */
-static bool nested_too_deep(const char *s, size_t len)
-{
-    int  depth = 0;
-    bool text  = false;
-
-    for (size_t i = 0; i < len; i++) {
-        if (text && s[i] == '\\')
-            i++;
-        else if (s[i] == '"')
-            text = !text;
-        else if (!text && (s[i] == '{' || s[i] == '['))
-            depth++;
-        else if (!text && (s[i] == '}' || s[i] == ']'))
-            depth--;
-        if (depth > GRAM_MAX_NESTING)
-            return true;
-    }
-    return false;
-}
-
 json_t *gram_read_json(gram_build *b, const char *text, size_t len)
 {
     json_error_t at;
@@ -658,7 +637,7 @@ json_t *gram_read_json(gram_build *b, const char *text, size_t len)
         gram_refuse(b, "more than %u bytes", GRAM_MAX_BYTES);
         return NULL;
     }
-    if (nested_too_deep(text, len)) {
+    if (kvd_json_deeper(text, len, GRAM_MAX_NESTING)) { /* than a schema needs */
         gram_refuse(b, "more than %d brackets in each other", GRAM_MAX_NESTING);
         return NULL;
     }

@@ -21,6 +21,30 @@
 
 static uint64_t seed_;
 
+static void test_json_depth(void **state)
+{
+    static const struct {
+        const char *text;
+        uint32_t    depth;
+    } c[] = { { "", 0 },
+              { "5", 0 },
+              { "{}", 1 },
+              { "[[],[[]]]", 3 },
+              { "[{\"a\":[]},{}]", 3 },
+              { "\"[[[[\"", 0 },
+              { "[\"\\\"[[\",[]]", 2 },
+              { "]]]][", 1 },
+              { "[\"[[", 1 } };
+
+    (void)state;
+    for (size_t i = 0; i < KVD_COUNTOF(c); i++) {
+        const size_t len = strlen(c[i].text);
+
+        assert_false(kvd_json_deeper(c[i].text, len, c[i].depth));
+        assert_true(c[i].depth == 0 || kvd_json_deeper(c[i].text, len, c[i].depth - 1));
+    }
+}
+
 /* ---- status and checks ----------------------------------------------------------- */
 
 static kvd_status forward(kvd_status st, bool *passed)
@@ -485,6 +509,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_rng_ranges),
         cmocka_unit_test(test_select_least),
         cmocka_unit_test(test_log_and_clock),
+        cmocka_unit_test(test_json_depth),
         cmocka_unit_test(test_alloc_accounts),
         cmocka_unit_test(test_pages),
         cmocka_unit_test(test_alloc_faults),
