@@ -4,6 +4,8 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
+#define CHUNK "chat.completion.chunk"
+
 static const char *const names[] = {
     "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
     "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty",
@@ -67,16 +69,9 @@ static void put_logprobs(const srv *s, const srv_job *j, const srv_token *t, uin
     kvd_buf_puts(b, "],\"refusal\":null}");
 }
 
-static void put_head(const srv *s, const srv_job *j, const char *object, kvd_buf *b)
-{
-    kvd_buf_printf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", j->id, object,
-                   (long long)j->created);
-    srv_put_text(b, s->name);
-}
-
 static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
 {
-    put_head(s, j, "chat.completion", b);
+    srv_put_head(s, j, "chat.completion", b);
     kvd_buf_puts(b, ",\"choices\":[");
     for (uint32_t i = 0; i < j->req.n; i++) {
         kvd_buf_printf(b, "%s{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":",
@@ -87,72 +82,35 @@ static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
                      (uint32_t)(a[i].tokens.len / sizeof(srv_token)), b);
         kvd_buf_printf(b, ",\"finish_reason\":\"%s\"}", srv_finish_name(a[i].finish));
     }
-    kvd_buf_puts(b, "],\"usage\":");
-    srv_put_usage(j, b);
-    srv_put_extras(j, b);
-    kvd_buf_putc(b, '}');
+    srv_put_tail(j, b);
 }
 
 /* ---- streams ------------------------------------------------------------------------------------
  */
-
-static void begin_chunk(const srv *s, const srv_job *j, kvd_buf *b)
-{
-    kvd_buf_puts(b, "data: ");
-    put_head(s, j, "chat.completion.chunk", b);
-}
-
-static void end_chunk(const srv_job *j, kvd_buf *b)
-{
-    kvd_buf_puts(b, j->req.include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
-}
 
 static void put_role(srv *s, srv_job *j, uint32_t choice, kvd_buf *b)
 {
     if (j->has_role[choice])
         return;
     j->has_role[choice] = true;
-    begin_chunk(s, j, b);
+    srv_chunk_begin(s, j, CHUNK, b);
     kvd_buf_printf(
         b,
         ",\"choices\":[{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
         "\"logprobs\":null,\"finish_reason\":null}]",
         choice);
-    end_chunk(j, b);
+    srv_chunk_end(j, b);
 }
 
 static void put_delta(const srv *s, const srv_job *j, const srv_event *e, kvd_buf *b)
 {
-    begin_chunk(s, j, b);
+    srv_chunk_begin(s, j, CHUNK, b);
     kvd_buf_printf(b, ",\"choices\":[{\"index\":%u,\"delta\":{\"content\":", e->choice);
     srv_put_string(b, e->text, e->len);
     kvd_buf_puts(b, "},\"logprobs\":");
     put_logprobs(s, j, e->token, e->n_token, b);
     kvd_buf_puts(b, ",\"finish_reason\":null}]");
-    end_chunk(j, b);
-}
-
-static void put_progress(const srv *s, const srv_job *j, const srv_event *e, kvd_buf *b)
-{
-    begin_chunk(s, j, b);
-    kvd_buf_printf(
-        b,
-        ",\"choices\":[],\"prompt_progress\":{\"total\":%u,\"cache\":%u,\"processed\":%u,"
-        "\"time_ms\":%.0f}",
-        e->n_total, e->n_cached, e->n_done, (double)e->ns * 1e-6);
-    end_chunk(j, b);
-}
-
-static void put_end(const srv *s, const srv_job *j, kvd_buf *b)
-{
-    if (j->req.include_usage) {
-        begin_chunk(s, j, b);
-        kvd_buf_puts(b, ",\"choices\":[],\"usage\":");
-        srv_put_usage(j, b);
-        srv_put_extras(j, b);
-        kvd_buf_puts(b, "}\n\n");
-    }
-    kvd_buf_puts(b, "data: [DONE]\n\n");
+    srv_chunk_end(j, b);
 }
 
 static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
@@ -162,21 +120,21 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
         put_role(s, j, e->choice, b);
         break;
     case SRV_EVENT_PROGRESS:
-        put_progress(s, j, e, b);
+        srv_chunk_progress(s, j, CHUNK, e, b);
         break;
     case SRV_EVENT_TEXT:
         put_delta(s, j, e, b);
         break;
     case SRV_EVENT_FINISH:
-        begin_chunk(s, j, b);
+        srv_chunk_begin(s, j, CHUNK, b);
         kvd_buf_printf(b,
                        ",\"choices\":[{\"index\":%u,\"delta\":{},\"logprobs\":null,"
                        "\"finish_reason\":\"%s\"}]",
                        e->choice, srv_finish_name(e->finish));
-        end_chunk(j, b);
+        srv_chunk_end(j, b);
         break;
     case SRV_EVENT_END:
-        put_end(s, j, b);
+        srv_chunk_last(s, j, CHUNK, b);
         break;
     case SRV_EVENT_ERROR:
         srv_stream_error(e, b);

@@ -20,6 +20,7 @@ static const srv_refused refused[] = { { "grammar", "\"\"" },  { "guided_json", 
                                        { "guided_regex", "" }, { "json_schema", "" },
                                        { "suffix", "\"\"" },   { "tools", "[]" } };
 
+#define OBJECT        "text_completion"
 #define N_MAX_DEFAULT 16u /* OpenAI's, where neither client nor server says */
 
 /* ---- answers ----------------------------------------------------------------------------------
@@ -84,16 +85,9 @@ static void put_logprobs(const srv *s, const srv_job *j, const srv_token *t, uin
     kvd_buf_puts(b, "]}");
 }
 
-static void put_head(const srv *s, const srv_job *j, kvd_buf *b)
-{
-    kvd_buf_printf(b, "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":",
-                   j->id, (long long)j->created);
-    srv_put_text(b, s->name);
-}
-
 static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
 {
-    put_head(s, j, b);
+    srv_put_head(s, j, OBJECT, b);
     kvd_buf_puts(b, ",\"choices\":[");
     for (uint32_t i = 0; i < j->req.n_input * j->req.n; i++) {
         kvd_buf_printf(b, "%s{\"index\":%u,\"text\":", i ? "," : "", i);
@@ -103,35 +97,21 @@ static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
                      (uint32_t)(a[i].tokens.len / sizeof(srv_token)), 0, b);
         kvd_buf_printf(b, ",\"finish_reason\":\"%s\"}", srv_finish_name(a[i].finish));
     }
-    kvd_buf_puts(b, "],\"usage\":");
-    srv_put_usage(j, b);
-    srv_put_extras(j, b);
-    kvd_buf_putc(b, '}');
+    srv_put_tail(j, b);
 }
 
 /* ---- streams ------------------------------------------------------------------------------------
  */
 
-static void begin_chunk(const srv *s, const srv_job *j, kvd_buf *b)
-{
-    kvd_buf_puts(b, "data: ");
-    put_head(s, j, b);
-}
-
-static void end_chunk(const srv_job *j, kvd_buf *b)
-{
-    kvd_buf_puts(b, j->req.include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
-}
-
 static void put_text(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 {
-    begin_chunk(s, j, b);
+    srv_chunk_begin(s, j, OBJECT, b);
     kvd_buf_printf(b, ",\"choices\":[{\"index\":%u,\"text\":", e->choice);
     srv_put_string(b, e->text, e->len);
     kvd_buf_puts(b, ",\"logprobs\":");
     put_logprobs(s, j, e->token, e->n_token, j->offset[e->choice], b);
     kvd_buf_puts(b, ",\"finish_reason\":null}]");
-    end_chunk(j, b);
+    srv_chunk_end(j, b);
     for (uint32_t i = 0; i < e->n_token; i++) {
         size_t len;
 
@@ -140,44 +120,27 @@ static void put_text(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     }
 }
 
-static void put_end(const srv *s, const srv_job *j, kvd_buf *b)
-{
-    if (j->req.include_usage) {
-        begin_chunk(s, j, b);
-        kvd_buf_puts(b, ",\"choices\":[],\"usage\":");
-        srv_put_usage(j, b);
-        srv_put_extras(j, b);
-        kvd_buf_puts(b, "}\n\n");
-    }
-    kvd_buf_puts(b, "data: [DONE]\n\n");
-}
-
 static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 {
     switch (e->kind) {
     case SRV_EVENT_START:
         break;
     case SRV_EVENT_PROGRESS:
-        begin_chunk(s, j, b);
-        kvd_buf_printf(b,
-                       ",\"choices\":[],\"prompt_progress\":{\"total\":%u,\"cache\":%u,"
-                       "\"processed\":%u,\"time_ms\":%.0f}",
-                       e->n_total, e->n_cached, e->n_done, (double)e->ns * 1e-6);
-        end_chunk(j, b);
+        srv_chunk_progress(s, j, OBJECT, e, b);
         break;
     case SRV_EVENT_TEXT:
         put_text(s, j, e, b);
         break;
     case SRV_EVENT_FINISH:
-        begin_chunk(s, j, b);
+        srv_chunk_begin(s, j, OBJECT, b);
         kvd_buf_printf(b,
                        ",\"choices\":[{\"index\":%u,\"text\":\"\",\"logprobs\":null,"
                        "\"finish_reason\":\"%s\"}]",
                        e->choice, srv_finish_name(e->finish));
-        end_chunk(j, b);
+        srv_chunk_end(j, b);
         break;
     case SRV_EVENT_END:
-        put_end(s, j, b);
+        srv_chunk_last(s, j, OBJECT, b);
         break;
     case SRV_EVENT_ERROR:
         srv_stream_error(e, b);

@@ -19,7 +19,7 @@ void srv_stream_error(const srv_event *e, kvd_buf *b)
     kvd_buf_puts(b, "\n\n");
 }
 
-void srv_put_usage(const srv_job *j, kvd_buf *b)
+static void put_usage(const srv_job *j, kvd_buf *b)
 {
     const srv_usage         *u      = &j->usage;
     const unsigned long long prompt = u->n_prompt, generated = u->n_generated;
@@ -41,7 +41,7 @@ static double rate(uint64_t n, uint64_t ns)
     return ns ? (double)n * 1e9 / (double)ns : 0.0;
 }
 
-void srv_put_timings(const srv_job *j, kvd_buf *b)
+static void put_timings(const srv_job *j, kvd_buf *b)
 {
     const srv_usage *u     = &j->usage;
     const uint64_t   steps = u->n_generated > j->req.n ? u->n_generated - j->req.n : 0;
@@ -57,15 +57,64 @@ void srv_put_timings(const srv_job *j, kvd_buf *b)
                    (double)u->generate_ns * 1e-6, rate(steps, u->generate_ns));
 }
 
-void srv_put_extras(const srv_job *j, kvd_buf *b)
+static void put_extras(const srv_job *j, kvd_buf *b)
 {
     kvd_buf_puts(b, ",\"timings\":");
-    srv_put_timings(j, b);
+    put_timings(j, b);
     if (!j->req.debug_cache)
         return;
     kvd_buf_printf(b, ",\"debug_cache\":{\"first_differing_token\":%u,\"text\":", j->usage.miss_at);
     srv_put_text(b, j->usage.miss_text);
     kvd_buf_putc(b, '}');
+}
+
+void srv_put_head(const srv *s, const srv_job *j, const char *object, kvd_buf *b)
+{
+    kvd_buf_printf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", j->id, object,
+                   (long long)j->created);
+    srv_put_text(b, s->name);
+}
+
+void srv_put_tail(const srv_job *j, kvd_buf *b)
+{
+    kvd_buf_puts(b, "],\"usage\":");
+    put_usage(j, b);
+    put_extras(j, b);
+    kvd_buf_putc(b, '}');
+}
+
+void srv_chunk_begin(const srv *s, const srv_job *j, const char *object, kvd_buf *b)
+{
+    kvd_buf_puts(b, "data: ");
+    srv_put_head(s, j, object, b);
+}
+
+void srv_chunk_end(const srv_job *j, kvd_buf *b)
+{
+    kvd_buf_puts(b, j->req.include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+}
+
+void srv_chunk_progress(const srv *s, const srv_job *j, const char *object, const srv_event *e,
+                        kvd_buf *b)
+{
+    srv_chunk_begin(s, j, object, b);
+    kvd_buf_printf(
+        b,
+        ",\"choices\":[],\"prompt_progress\":{\"total\":%u,\"cache\":%u,\"processed\":%u,"
+        "\"time_ms\":%.0f}",
+        e->n_total, e->n_cached, e->n_done, (double)e->ns * 1e-6);
+    srv_chunk_end(j, b);
+}
+
+void srv_chunk_last(const srv *s, const srv_job *j, const char *object, kvd_buf *b)
+{
+    if (j->req.include_usage) {
+        srv_chunk_begin(s, j, object, b);
+        kvd_buf_puts(b, ",\"choices\":[");
+        srv_put_tail(j, b);
+        kvd_buf_puts(b, "\n\n");
+    }
+    kvd_buf_puts(b, "data: [DONE]\n\n");
 }
 
 static bool is_utf8(const char *s, size_t len)

@@ -24,16 +24,25 @@ struct srv_shape {
 void srv_shape_whole(srv *s, srv_job *j, srv_reply *r);
 
 /* Parts that shapes share. */
-void srv_put_usage(const srv_job *j, kvd_buf *b);   /* {"prompt_tokens":...} */
-void srv_put_timings(const srv_job *j, kvd_buf *b); /* {"prompt_n":...} */
-/* ,"timings":...  and what debug_cache asked for, behind usage */
-void srv_put_extras(const srv_job *j, kvd_buf *b);
 /* A token's text as a JSON string; its bytes as an array. */
 void        srv_put_token(const srv *s, int32_t id, kvd_buf *b);
 void        srv_put_token_bytes(const srv *s, int32_t id, kvd_buf *b);
 void        srv_put_logprob(float x, kvd_buf *b);
 const char *srv_finish_name(srv_finish f);
-void        srv_stream_error(const srv_event *e, kvd_buf *b);
+/* {"id":...,"object":OBJECT,"created":...,"model":... */
+void srv_put_head(const srv *s, const srv_job *j, const char *object, kvd_buf *b);
+/* ],"usage":...,"timings":... and what debug_cache asked for, to the end of a whole answer */
+void srv_put_tail(const srv_job *j, kvd_buf *b);
+
+/* Streams whose chunks have choices, as both completions do.  begin: srv_put_head() of an event;
+ * end: its usage, which is null; progress, last (usage, if asked for, and the mark of the end):
+ * whole ones. */
+void srv_chunk_begin(const srv *s, const srv_job *j, const char *object, kvd_buf *b);
+void srv_chunk_end(const srv_job *j, kvd_buf *b);
+void srv_chunk_progress(const srv *s, const srv_job *j, const char *object, const srv_event *e,
+                        kvd_buf *b);
+void srv_chunk_last(const srv *s, const srv_job *j, const char *object, kvd_buf *b);
+void srv_stream_error(const srv_event *e, kvd_buf *b);
 
 /* srv_submit.c: ids, limits, and the engine's queue; or an error in the call's reply. */
 void srv_submit(srv *s, srv_call *c, srv_job *j, const srv_shape *shape);
