@@ -29,6 +29,13 @@ static bool too_deep(const char *s, size_t len)
     return false;
 }
 
+json_t *srv_parse_json(const char *text, size_t len)
+{
+    if (memchr(text, 0, len) || too_deep(text, len))
+        return NULL;
+    return json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+}
+
 bool srv_fields_open(srv_fields *f, srv *s, srv_call *c)
 {
     const kvd_buf *b = &c->body;

@@ -206,8 +206,7 @@ def test_refuses_by_name():
         e = s.post(CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
                    want=400)["error"]
         assert e["param"] == "messages[0]", e
-        for field, value in (("tools", [{"type": "function"}]), ("tool_choice", "required"),
-                             ("audio", {}),
+        for field, value in (("audio", {}), ("function_call", "f"),
                              ("modalities", ["audio"]), ("prediction", {}), ("functions", [{}]),
                              ("chat_template", "{{ x }}"), ("store", True)):
             e = s.error(CHAT, {"messages": HELLO, field: value}, field)

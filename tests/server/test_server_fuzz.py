@@ -9,7 +9,7 @@ import random
 import threading
 import time
 
-from kvserver import SLOW, Server, main
+from kvserver import HERE, SLOW, Server, main
 
 SECONDS = float(os.environ.get("KVD_FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("KVD_FUZZ_SEED", str(time.time_ns() % 1000000)))
@@ -19,7 +19,8 @@ GETS = ("/health", "/v1/models", "/props", "/slots", "/nothing")
 FIELDS = ("prompt messages max_tokens max_completion_tokens temperature top_p top_k min_p n seed "
           "logit_bias stop stream stream_options logprobs top_logprobs echo presence_penalty "
           "frequency_penalty repetition_penalty repeat_last_n ignore_eos return_progress "
-          "debug_cache cache_salt best_of suffix tools response_format content tokens "
+          "debug_cache cache_salt best_of suffix tools tool_choice parallel_tool_calls tool_calls "
+          "response_format content tokens "
           "add_special with_pieces add_generation_prompt chat_template_kwargs model user "
           "unknown_one").split()
 STATUS = {200, 204, 400, 401, 403, 404, 405, 411, 413, 414, 417, 429, 431, 501, 503, 505}
@@ -49,7 +50,15 @@ def message(rng):
          "content": rng.choice(("hi", "", [{"type": "text", "text": "part"}], None, 5))}
     if rng.random() < 0.2:
         m[rng.choice(FIELDS)] = value(rng)
+    if rng.random() < 0.1:
+        m["tool_calls"] = [{"function": {"name": "f", "arguments": value(rng)}}]
     return m
+
+
+def tool(rng):
+    schema = {"type": rng.choice(("object", "string", 5)), "properties": {"a": value(rng)}}
+    return {"type": "function", "function": {"name": rng.choice("fgh"), "parameters": schema,
+                                             "strict": rng.random() < 0.5}}
 
 
 def body(rng):
@@ -64,6 +73,9 @@ def body(rng):
         b["content"] = "some text"
     else:
         b["prompt"] = rng.choice(("text", ["a", "b"], [1, 2, 3], [[1], [2, 3]], "long " * 200))
+    if rng.random() < 0.2:
+        b["tools"] = [tool(rng) for _ in range(rng.randrange(1, 3))]
+        b["tool_choice"] = rng.choice(("auto", "none", "required"))
     for _ in range(rng.randrange(4)):
         b[rng.choice(FIELDS)] = value(rng)
     if not isinstance(b.get("max_tokens"), int) or b["max_tokens"] > 50:
@@ -130,7 +142,8 @@ def send(s, rng):
 
 def test_random_requests():
     print(f"KVD_FUZZ_SEED={SEED}", flush=True)
-    with Server("--read-timeout", "1", "--parallel", "3") as s:
+    with Server("--read-timeout", "1", "--parallel", "3", "--chat-template",
+                str(HERE / "data" / "hermes.jinja")) as s:
         want = s.post("/v1/completions", ASK)["choices"]
         end, wrong, count = time.monotonic() + SECONDS, [], [0]
 

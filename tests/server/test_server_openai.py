@@ -13,10 +13,12 @@ if os.path.basename(os.path.dirname(os.path.dirname(sys.executable))) != "client
     os.execv(python, [python, *sys.argv])
 
 import asyncio
+from typing import Literal
 
 import openai
+import pydantic
 
-from kvserver import Server, main
+from kvserver import HERE, Server, main
 
 KEY = "sk-of-the-test"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -117,6 +119,51 @@ def test_errors():
             model="t", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]),
             param="tools")
         raises(openai.NotFoundError, lambda: c.embeddings.create(model="t", input="x"))
+
+
+class Trip(pydantic.BaseModel):
+    """Go somewhere."""
+    city: Literal["Oslo", "Rome"]
+    days: Literal[1, 2, 3]
+
+
+HERMES = ("--chat-template", str(HERE / "data" / "hermes.jinja"))
+DENSE = {"9": -100, "10": -100, "13": -100, "32": -100}  # no white space between what counts
+
+
+def test_response_format():
+    """The client makes a schema of a class, and an object of the answer."""
+    with server() as s:
+        c = connect(s).chat.completions
+        for seed in range(4):
+            a = c.parse(model="tiny", messages=HELLO, response_format=Trip, seed=seed,
+                        temperature=1.5, logit_bias=DENSE)
+            assert isinstance(a.choices[0].message.parsed, Trip), a
+        raises(openai.LengthFinishReasonError, lambda: c.parse(
+            model="tiny", messages=HELLO, response_format=Trip, max_tokens=3))
+
+
+def test_tools():
+    """The client's own loop: a call, its result, and on."""
+    tool = openai.pydantic_function_tool(Trip)
+    with server(*HERMES) as s:
+        c = connect(s).chat.completions
+        ask = dict(model="tiny", messages=HELLO, tools=[tool], tool_choice="required",
+                   parallel_tool_calls=False, logit_bias=DENSE)
+        choice = c.parse(**ask).choices[0]
+        call = choice.message.tool_calls[0]
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        assert isinstance(call.function.parsed_arguments, Trip), call
+        with c.stream(**ask) as stream:
+            kinds = [event.type for event in stream]
+            last = stream.get_final_completion().choices[0]
+        assert "tool_calls.function.arguments.delta" in kinds, kinds
+        assert last.message.tool_calls[0].function == call.function
+        messages = HELLO + [choice.message.to_dict(),
+                            {"role": "tool", "tool_call_id": call.id, "content": "snow"}]
+        a = c.create(model="tiny", messages=messages, tools=[tool], tool_choice="none",
+                     max_tokens=5, extra_body={"ignore_eos": True})
+        assert a.choices[0].message.content and not a.choices[0].message.tool_calls
 
 
 def test_many_at_once():
