@@ -253,6 +253,7 @@ void srv_route_chat(srv *s, srv_call *c)
 
         srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
         srv_get_params(&f, r);
+        srv_get_choices(&f, r);
         srv_get_format(&f, "response_format", srv_get_object(&f, f.root, "response_format"), r);
         tools = srv_get_tools(&f, r);
         srv_get_bool(&f, f.root, "logprobs", &r->logprobs);

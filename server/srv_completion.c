@@ -276,6 +276,7 @@ void srv_route_completion(srv *s, srv_call *c)
 
         srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
         srv_get_params(&f, r);
+        srv_get_choices(&f, r);
         srv_get_format(&f, "response_format", srv_get_object(&f, f.root, "response_format"), r);
         if (r->n_max == UINT32_MAX)
             r->n_max = N_MAX_DEFAULT;

@@ -52,8 +52,11 @@ typedef struct srv_refused {
 void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
                      const srv_refused *refused, uint32_t n_refused);
 
-/* srv_params.c: fields that chat and completions share; then what was put together is checked. */
+/* srv_params.c: fields that all requests for text share, and what is the server's where they say
+ * nothing; those of chats and completions; stop strings. */
 void srv_get_params(srv_fields *f, srv_request *r);
+void srv_get_choices(srv_fields *f, srv_request *r);
+void srv_get_stops(srv_fields *f, srv_request *r, const char *name);
 /* srv_format.c: a grammar becomes the request's; an error names the field.  Or that of a format,
  * the field's value (NULL: there is none). */
 bool srv_open_grammar(srv_fields *f, const char *field, const kvd_grammar_params *p,

@@ -142,9 +142,10 @@ static void tell_found(srv_gen *g, srv_engine *e)
 
     while (kvd_tool_next(g->tools, &t)) {
         srv_event *ev = srv_event_new(kinds[t.kind], g->choice, t.text, t.len, 0);
-
-        if (ev)
-            ev->call = t.call;
+        if (ev) {
+            ev->call     = t.call;
+            ev->complete = t.complete;
+        }
         g->has_calls = g->has_calls || t.kind == KVD_TOOL_EVENT_BEGIN;
         srv_tell(e, g->job, ev);
     }

@@ -41,6 +41,7 @@ void srv_job_unref(srv_job *j)
     while ((e = srv_job_take(j)))
         srv_event_free(e);
     free_request(&j->req);
+    srv_answer_free(&j->answer);
     pthread_mutex_destroy(&j->lock);
     kvd_free(j);
 }

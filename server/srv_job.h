@@ -90,7 +90,8 @@ typedef struct srv_event {
     struct srv_event *next;
     srv_event_kind    kind;
     uint32_t          choice;
-    uint32_t          call; /* number of the call of its choice */
+    uint32_t          call;     /* number of the call of its choice */
+    bool              complete; /* CALL_END: the arguments are whole */
     srv_finish        finish;
     int32_t           stop;                      /* FINISH: number of the stop string; -1: none */
     uint32_t          n_done, n_total, n_cached; /* PROGRESS: tokens of the prompt */
@@ -104,7 +105,7 @@ typedef struct srv_event {
 
 /* A choice's events, collected. */
 typedef struct srv_piece { /* of an answer: text, or a call of a tool; places in `said` */
-    bool     is_call;
+    bool     is_call, complete;
     uint32_t call;
     size_t   name, n_name; /* CALL: of the function */
     size_t   at, len;      /* text, or arguments */
@@ -144,14 +145,15 @@ typedef struct srv_job {
     int64_t          created;
     bool             has_role[SRV_CHOICE_MAX]; /* net thread: the stream has begun the choice */
     uint64_t         offset[SRV_CHOICE_MAX];   /* bytes of text that a stream has told so far */
-
-    pthread_mutex_t lock;
-    srv_event      *first, *last;
-    size_t          bytes; /* of events in the list */
-    bool            ended; /* END or ERROR was added, or would have been */
-    bool            lost;  /* there was no memory for an event: nothing more comes */
-    bool            told;  /* in the net thread's list */
-    struct srv_job *next_told;
+    srv_answer       answer;                   /* of a stream, where its shape looks back */
+    bool             item_open;                /* the last piece of it is */
+    pthread_mutex_t  lock;
+    srv_event       *first, *last;
+    size_t           bytes; /* of events in the list */
+    bool             ended; /* END or ERROR was added, or would have been */
+    bool             lost;  /* there was no memory for an event: nothing more comes */
+    bool             told;  /* in the net thread's list */
+    struct srv_job  *next_told;
 
     /* engine thread */
     uint32_t  n_left;               /* choices that have not finished */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* srv_messages.c - messages of a chat: checked, brought to the form that templates know, rendered.
+/* srv_messages.c - messages of a chat, in OpenAI's form: checked, brought to the form that
+ * templates know, rendered.
  *
  * What clients write stays text: special tokens are recognised only where the template wrote them.
  */

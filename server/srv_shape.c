@@ -147,28 +147,33 @@ static void begin_piece(srv_answer *a, const char *name, size_t n_name, uint32_t
     kvd_buf_put(&a->pieces, &p, sizeof(p));
 }
 
-/* Goes on with the last piece. */
+/* Goes on with the last piece, or ends it. */
 static void add_said(srv_answer *a, const srv_event *e)
 {
     const size_t at = a->pieces.len - sizeof(srv_piece);
     srv_piece    p;
-
-    if (a->pieces.oom)
+    if (a->pieces.oom || a->pieces.len == 0)
         return;
     kvd_buf_put(&a->said, e->text, e->len);
     memcpy(&p, a->pieces.data + at, sizeof(p));
     p.len += e->len;
+    p.complete = e->complete;
     memcpy(a->pieces.data + at, &p, sizeof(p));
+}
+
+bool srv_begins_text(const srv_answer *a, const srv_event *e)
+{
+    const uint32_t n = srv_n_piece(a);
+
+    return e->len > 0 && (n == 0 || srv_piece_at(a, n - 1).is_call);
 }
 
 static void collect_text(srv_answer *a, const srv_event *e)
 {
-    const uint32_t n = srv_n_piece(a);
-
     kvd_buf_put(&a->tokens, e->token, e->n_token * sizeof(*e->token));
     if (e->len == 0)
         return;
-    if (n == 0 || srv_piece_at(a, n - 1).is_call)
+    if (srv_begins_text(a, e))
         begin_piece(a, NULL, 0, 0);
     add_said(a, e);
 }
@@ -179,7 +184,7 @@ void srv_collect(srv_answer *a, const srv_event *e)
         collect_text(a, e);
     else if (e->kind == SRV_EVENT_CALL)
         begin_piece(a, e->text, e->len, e->call);
-    else if (e->kind == SRV_EVENT_ARGUMENTS)
+    else if (e->kind == SRV_EVENT_ARGUMENTS || e->kind == SRV_EVENT_CALL_END)
         add_said(a, e);
     else if (e->kind == SRV_EVENT_FINISH) {
         a->finish = e->finish;

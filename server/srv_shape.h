@@ -7,8 +7,9 @@
 #include "srv_http.h"
 
 struct srv_shape {
-    const char *prefix; /* of ids */
-    /* Server-sent events of one event; END and ERROR end the stream. */
+    const char *prefix;    /* of ids */
+    const char *keepalive; /* that a stream says while there is nothing else; NULL: a comment */
+                           /* Server-sent events of one event; END and ERROR end the stream. */
     void (*event)(srv *s, srv_job *j, const srv_event *e, kvd_buf *b);
     void (*whole)(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b);
 };
@@ -17,7 +18,9 @@ struct srv_shape {
 void srv_shape_whole(srv *s, srv_job *j, srv_reply *r);
 
 /* Parts that shapes share. */
-void      srv_collect(srv_answer *a, const srv_event *e);
+void srv_collect(srv_answer *a, const srv_event *e);
+/* TEXT: a piece begins with it. */
+bool      srv_begins_text(const srv_answer *a, const srv_event *e);
 uint32_t  srv_n_piece(const srv_answer *a);
 srv_piece srv_piece_at(const srv_answer *a, uint32_t i);
 void      srv_put_answer_text(const srv_answer *a, kvd_buf *b);

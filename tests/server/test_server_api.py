@@ -8,6 +8,7 @@ import random
 from kvserver import HERE, Server, main, text_of
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = "/v1/messages"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -274,7 +275,8 @@ def test_bodies():
         for line in (HERE / "data" / "jsontestsuite.txt").read_text().splitlines():
             name, _, data = line.partition(" ")
             data = base64.b64decode(data)
-            for path in (COMPLETION, CHAT, "/tokenize", "/detokenize", "/apply-template"):
+            for path in (COMPLETION, CHAT, MESSAGES, MESSAGES + "/count_tokens", "/tokenize",
+                         "/detokenize", "/apply-template"):
                 status, _, out = s.call("POST", path, body=data)
                 assert status == 400 and json.loads(out)["error"]["message"], (name, status, out)
             if name.startswith("n_"):
@@ -313,6 +315,32 @@ def test_cache_by_content():
         status, _, data = s.call("DELETE", "/cache")
         assert status == 200, data
         assert cached(a) == 0 and cached(b) == 0 and cached(a, cache_salt="you") == 0
+
+
+def test_messages():
+    """Anthropic's shape: system and blocks become the same prompt; errors are in that shape."""
+    with Server() as s:
+        ask = {"messages": HELLO, "max_tokens": 9, "logit_bias": {"261": -100}}
+        a = s.post(MESSAGES, {**ask, "system": [{"type": "text", "text": "be brief"}]})
+        system = [{"role": "system", "content": "be brief"}]
+        chat = s.post(CHAT, {**ask, "messages": system + HELLO})
+        assert a["content"][0]["text"] == chat["choices"][0]["message"]["content"], (a, chat)
+        u = a["usage"]
+        assert u["input_tokens"] == chat["usage"]["prompt_tokens"] and u["output_tokens"] == 9
+        text, kinds = "", []
+        for e in s.stream(MESSAGES, {**ask, "system": "be brief"}):
+            kinds.append(e["type"])
+            text += e["delta"].get("text", "") if e["type"] == "content_block_delta" else ""
+        assert text == a["content"][0]["text"] and kinds[-1] == "message_stop", kinds
+        for body, word in (
+                ({}, "max_tokens"), ([], "JSON"), ({**ask, "top_p": 2}, "top_p"),
+                ({**ask, "mcp_servers": [1]}, "mcp_servers"), ({**ask, "tools": [5]}, "tools"),
+                ({**ask, "tool_choice": "any"}, "tool_choice")):
+            e = s.post(MESSAGES, body, want=400)
+            assert e["type"] == "error" and e["error"]["type"] == "invalid_request_error", e
+            assert word in e["error"]["message"], e
+        assert s.get(MESSAGES + "/none", want=404)["error"]["type"] == "not_found_error"
+        assert s.get(MESSAGES, want=405)["type"] == "error"
 
 
 def test_progress():

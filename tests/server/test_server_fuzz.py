@@ -14,13 +14,14 @@ from kvserver import HERE, SLOW, Server, main
 SECONDS = float(os.environ.get("KVD_FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("KVD_FUZZ_SEED", str(time.time_ns() % 1000000)))
 ASK = {"prompt": "as before", "max_tokens": 12, "logit_bias": {"261": -100}}
-PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/apply-template")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens",
+         "/tokenize", "/detokenize", "/apply-template")
 GETS = ("/health", "/v1/models", "/props", "/slots", "/nothing")
 FIELDS = ("prompt messages max_tokens max_completion_tokens temperature top_p top_k min_p n seed "
           "logit_bias stop stream stream_options logprobs top_logprobs echo presence_penalty "
           "frequency_penalty repetition_penalty repeat_last_n ignore_eos return_progress "
           "debug_cache cache_salt best_of suffix tools tool_choice parallel_tool_calls tool_calls "
-          "response_format content tokens "
+          "response_format content tokens system stop_sequences output_config "
           "add_special with_pieces add_generation_prompt chat_template_kwargs model user "
           "unknown_one").split()
 STATUS = {200, 204, 400, 401, 403, 404, 405, 411, 413, 414, 417, 429, 431, 501, 503, 505}
@@ -52,6 +53,11 @@ def message(rng):
         m[rng.choice(FIELDS)] = value(rng)
     if rng.random() < 0.1:
         m["tool_calls"] = [{"function": {"name": "f", "arguments": value(rng)}}]
+    if rng.random() < 0.1:
+        m["content"] = [rng.choice((
+            {"type": "text", "text": "part"}, {"type": "tool_use", "id": "1", "name": "f",
+                                               "input": {}},
+            {"type": "tool_result", "tool_use_id": "1", "content": "x"}))]
     return m
 
 
@@ -65,7 +71,7 @@ def body(rng):
     """A request that may well be served, with some fields of odd values."""
     b = {"max_tokens": rng.randrange(8), "n": rng.choice((1, 1, 2))}
     path = rng.choice(PATHS)
-    if "chat" in path or "template" in path:
+    if "chat" in path or "template" in path or "messages" in path:
         b["messages"] = [message(rng) for _ in range(rng.randrange(1, 4))]
     elif "detok" in path:
         b["tokens"] = [rng.randrange(264) for _ in range(rng.randrange(20))]
@@ -76,6 +82,10 @@ def body(rng):
     if rng.random() < 0.2:
         b["tools"] = [tool(rng) for _ in range(rng.randrange(1, 3))]
         b["tool_choice"] = rng.choice(("auto", "none", "required"))
+        if "messages" in path:
+            b["tools"] = [{"name": t["function"]["name"],
+                           "input_schema": t["function"]["parameters"]} for t in b["tools"]]
+            b["tool_choice"] = {"type": rng.choice(("auto", "any", "none"))}
     for _ in range(rng.randrange(4)):
         b[rng.choice(FIELDS)] = value(rng)
     if not isinstance(b.get("max_tokens"), int) or b["max_tokens"] > 50:
