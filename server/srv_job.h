@@ -56,6 +56,8 @@ typedef struct srv_request {
     bool     stream, include_usage, progress, debug_cache;
     uint8_t  salt[KVD_SALT_BYTES_MAX];
     uint32_t n_salt;
+
+    kvd_buf again; /* of the shape, JSON: what its answer says of the request */
 } srv_request;
 
 /* ---- events ------------------------------------------------------------------------ */
@@ -147,6 +149,7 @@ typedef struct srv_job {
     uint64_t         offset[SRV_CHOICE_MAX];   /* bytes of text that a stream has told so far */
     srv_answer       answer;                   /* of a stream, where its shape looks back */
     bool             item_open;                /* the last piece of it is */
+    uint32_t         n_said;                   /* events of a stream, where its shape counts them */
     pthread_mutex_t  lock;
     srv_event       *first, *last;
     size_t           bytes; /* of events in the list */

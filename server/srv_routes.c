@@ -9,6 +9,7 @@ const srv_route srv_routes[] = {
     { "GET", "/slots", false, false, srv_route_slots },
     { "POST", "/v1/chat/completions", false, true, srv_route_chat },
     { "POST", "/v1/completions", false, true, srv_route_completion },
+    { "POST", "/v1/responses", false, true, srv_route_responses },
     { "POST", "/v1/messages", false, true, srv_route_messages },
     { "POST", "/v1/messages/count_tokens", false, true, srv_route_count },
     { "POST", "/tokenize", false, true, srv_route_tokenize },

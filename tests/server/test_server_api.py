@@ -8,7 +8,7 @@ import random
 from kvserver import HERE, Server, main, text_of
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
-MESSAGES = "/v1/messages"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -275,8 +275,8 @@ def test_bodies():
         for line in (HERE / "data" / "jsontestsuite.txt").read_text().splitlines():
             name, _, data = line.partition(" ")
             data = base64.b64decode(data)
-            for path in (COMPLETION, CHAT, MESSAGES, MESSAGES + "/count_tokens", "/tokenize",
-                         "/detokenize", "/apply-template"):
+            for path in (COMPLETION, CHAT, MESSAGES, MESSAGES + "/count_tokens", RESPONSES,
+                         "/tokenize", "/detokenize", "/apply-template"):
                 status, _, out = s.call("POST", path, body=data)
                 assert status == 400 and json.loads(out)["error"]["message"], (name, status, out)
             if name.startswith("n_"):
@@ -341,6 +341,40 @@ def test_messages():
             assert word in e["error"]["message"], e
         assert s.get(MESSAGES + "/none", want=404)["error"]["type"] == "not_found_error"
         assert s.get(MESSAGES, want=405)["type"] == "error"
+
+
+def test_responses():
+    """OpenAI's newer shape: the same prompt as a chat's; what would need a memory is refused."""
+    with Server() as s:
+        ask = {"input": "hello", "max_output_tokens": 9, "logit_bias": {"261": -100}}
+        a = s.post(RESPONSES, ask)
+        chat = s.post(CHAT, {"messages": HELLO, "max_tokens": 9, "logit_bias": {"261": -100}})
+        text = a["output"][0]["content"][0]["text"]
+        assert text == chat["choices"][0]["message"]["content"], (a, chat)
+        assert a["output"][0]["status"] == a["status"] == "incomplete"
+        events = list(s.stream(RESPONSES, ask))
+        assert [e["sequence_number"] for e in events] == list(range(len(events)))
+        assert "".join(e.get("delta", "") for e in events) == text
+        last = events[-1]["response"]
+        assert last["output"][0]["content"] == a["output"][0]["content"]
+        for field, value in (("store", True), ("previous_response_id", "resp_1"),
+                             ("conversation", "c"), ("background", True), ("top_logprobs", 3),
+                             ("reasoning", {"effort": "high"}), ("truncation", "auto"),
+                             ("include", ["message.output_text.logprobs"])):
+            e = s.error(RESPONSES, {**ask, field: value}, field)
+            assert "not supported" in e["message"], e
+        for field, value in (("input", []), ("input", 5), ("input", None), ("instructions", 5),
+                             ("max_output_tokens", -1), ("text", {"format": {"type": "xml"}}),
+                             ("text", {"verbosity": "low"}), ("tools", 5), ("tool_choice", {}),
+                             ("tools", [{"type": "web_search"}]), ("tool_choice", "required"),
+                             ("text", {"format": {"type": "json_schema", "schema": {"enum": []}}})):
+            s.error(RESPONSES, {**ask, field: value}, field)
+        for item in (5, {}, {"role": "user"}, {"role": "user", "content": [{"type": "text"}]},
+                     {"type": "reasoning"}, {"type": "function_call", "name": "f"},
+                     {"type": "function_call_output", "output": "x"}):
+            s.error(RESPONSES, {"input": [item]}, "input[0]")
+        s.post(RESPONSES, {**ask, "store": False, "previous_response_id": None, "include": [],
+                           "truncation": "disabled", "metadata": {"a": "b"}, "reasoning": {}})
 
 
 def test_progress():

@@ -15,13 +15,14 @@ SECONDS = float(os.environ.get("KVD_FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("KVD_FUZZ_SEED", str(time.time_ns() % 1000000)))
 ASK = {"prompt": "as before", "max_tokens": 12, "logit_bias": {"261": -100}}
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens",
-         "/tokenize", "/detokenize", "/apply-template")
+         "/v1/responses", "/tokenize", "/detokenize", "/apply-template")
 GETS = ("/health", "/v1/models", "/props", "/slots", "/nothing")
 FIELDS = ("prompt messages max_tokens max_completion_tokens temperature top_p top_k min_p n seed "
           "logit_bias stop stream stream_options logprobs top_logprobs echo presence_penalty "
           "frequency_penalty repetition_penalty repeat_last_n ignore_eos return_progress "
           "debug_cache cache_salt best_of suffix tools tool_choice parallel_tool_calls tool_calls "
           "response_format content tokens system stop_sequences output_config "
+          "input instructions text max_output_tokens "
           "add_special with_pieces add_generation_prompt chat_template_kwargs model user "
           "unknown_one").split()
 STATUS = {200, 204, 400, 401, 403, 404, 405, 411, 413, 414, 417, 429, 431, 501, 503, 505}
@@ -77,6 +78,11 @@ def body(rng):
         b["tokens"] = [rng.randrange(264) for _ in range(rng.randrange(20))]
     elif "tok" in path:
         b["content"] = "some text"
+    elif "responses" in path:
+        b["max_output_tokens"] = 5
+        b["input"] = rng.choice(("text", [{**message(rng), "type": rng.choice((
+            "message", "function_call", "function_call_output", "reasoning")), "call_id": "c",
+            "name": "f", "arguments": "{}", "output": "x"} for _ in range(rng.randrange(1, 4))]))
     else:
         b["prompt"] = rng.choice(("text", ["a", "b"], [1, 2, 3], [[1], [2, 3]], "long " * 200))
     if rng.random() < 0.2:
