@@ -64,8 +64,10 @@ static void forget(gram_build *b, const gram_build *was)
 {
     for (uint32_t i = was->n_job; i < b->n_job; i++)
         kvd_free(b->job[i].path);
-    memset(b->expanded.slot, 0, b->expanded.cap * sizeof(*b->expanded.slot));
-    memset(b->merged.slot, 0, b->merged.cap * sizeof(*b->merged.slot));
+    if (b->expanded.slot)
+        memset(b->expanded.slot, 0, b->expanded.cap * sizeof(*b->expanded.slot));
+    if (b->merged.slot)
+        memset(b->merged.slot, 0, b->merged.cap * sizeof(*b->merged.slot));
     b->expanded.n = b->merged.n = 0;
     b->st                       = KVD_OK;
     b->n_node                   = was->n_node;

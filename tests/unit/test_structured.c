@@ -248,6 +248,12 @@ static void relaxed(void **state)
     assert_true(takes(g, OPEN "{\"name\":\"b\",\"arguments\":{\"x\":1}}" CLOSE, false));
     assert_false(takes(g, OPEN "{\"name\":\"b\",\"arguments\":{\"x\":\"", true));
     gram_close(g);
+    /* the first schema of all fails, when nothing has been built yet */
+    g = must_open((gram_desc){
+        .tools_json = "[{\"name\":\"a\",\"parameters\":{\"type\":5,\"properties\":{}}}]",
+        .format     = KVD_TOOLS_HERMES });
+    assert_non_null(strstr(gram_notes(g), "any object"));
+    gram_close(g);
     g = must_open((gram_desc){ .format = KVD_TOOLS_HERMES });
     assert_string_equal(gram_notes(g), "");
     gram_close(g);
