@@ -10,10 +10,10 @@ static const char *const names[] = {
     "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
     "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty",
     "repeat_last_n", "seed", "logit_bias", "stop", "n", "stream", "stream_options", "logprobs",
-    "top_logprobs", "ignore_eos", "response_format", "return_progress", "debug_cache", "cache_salt",
-    "add_generation_prompt", "chat_template_kwargs",
+    "top_logprobs", "ignore_eos", "response_format", "tools", "tool_choice", "parallel_tool_calls",
+    "return_progress", "debug_cache", "cache_salt", "add_generation_prompt", "chat_template_kwargs",
     /* nothing to do for these */
-    "user", "metadata", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"
+    "user", "metadata", "safety_identifier", "prompt_cache_key"
 };
 static const srv_refused refused[] = { { "audio", "" },
                                        { "chat_template", "" },
@@ -28,8 +28,6 @@ static const srv_refused refused[] = { { "audio", "" },
                                        { "reasoning_effort", "\"none\"" },
                                        { "service_tier", "\"auto\" \"default\"" },
                                        { "store", "false" },
-                                       { "tool_choice", "\"none\" \"auto\"" },
-                                       { "tools", "[]" },
                                        { "verbosity", "" },
                                        { "web_search_options", "" } };
 
@@ -69,14 +67,38 @@ static void put_logprobs(const srv *s, const srv_job *j, const srv_token *t, uin
     kvd_buf_puts(b, "],\"refusal\":null}");
 }
 
+/* Text and calls of an answer; text that is not there beside calls is null. */
+static void put_said(const srv_job *j, uint32_t choice, const srv_answer *a, kvd_buf *b)
+{
+    uint32_t n_call = 0;
+
+    for (uint32_t i = 0; i < srv_n_piece(a); i++) {
+        const srv_piece p = srv_piece_at(a, i);
+
+        if (!p.is_call)
+            continue;
+        kvd_buf_puts(b, n_call++ ? ",{\"id\":" : ",\"tool_calls\":[{\"id\":");
+        srv_put_call_id(j, choice, p.call, b);
+        kvd_buf_puts(b, ",\"type\":\"function\",\"function\":{\"name\":");
+        srv_put_string(b, a->said.data + p.name, p.n_name);
+        kvd_buf_puts(b, ",\"arguments\":");
+        srv_put_string(b, a->said.data + p.at, p.len);
+        kvd_buf_puts(b, "}}");
+    }
+    kvd_buf_puts(b, n_call ? "],\"content\":" : ",\"content\":");
+    if (n_call && n_call == srv_n_piece(a))
+        kvd_buf_puts(b, "null");
+    else
+        srv_put_answer_text(a, b);
+}
+
 static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
 {
     srv_put_head(s, j, "chat.completion", b);
     kvd_buf_puts(b, ",\"choices\":[");
     for (uint32_t i = 0; i < j->req.n; i++) {
-        kvd_buf_printf(b, "%s{\"index\":%u,\"message\":{\"role\":\"assistant\",\"content\":",
-                       i ? "," : "", i);
-        srv_put_string(b, a[i].text.data ? a[i].text.data : "", a[i].text.len);
+        kvd_buf_printf(b, "%s{\"index\":%u,\"message\":{\"role\":\"assistant\"", i ? "," : "", i);
+        put_said(j, i, &a[i], b);
         kvd_buf_puts(b, ",\"refusal\":null},\"logprobs\":");
         put_logprobs(s, j, (const srv_token *)(const void *)a[i].tokens.data,
                      (uint32_t)(a[i].tokens.len / sizeof(srv_token)), b);
@@ -113,6 +135,27 @@ static void put_delta(const srv *s, const srv_job *j, const srv_event *e, kvd_bu
     srv_chunk_end(j, b);
 }
 
+/* A call's beginning, with its name; or more of its arguments. */
+static void put_call(const srv *s, const srv_job *j, const srv_event *e, kvd_buf *b)
+{
+    srv_chunk_begin(s, j, CHUNK, b);
+    kvd_buf_printf(b, ",\"choices\":[{\"index\":%u,\"delta\":{\"tool_calls\":[{\"index\":%u,",
+                   e->choice, e->call);
+    if (e->kind == SRV_EVENT_CALL) {
+        kvd_buf_puts(b, "\"id\":");
+        srv_put_call_id(j, e->choice, e->call, b);
+        kvd_buf_puts(b, ",\"type\":\"function\",\"function\":{\"name\":");
+        srv_put_string(b, e->text, e->len);
+        kvd_buf_puts(b, ",\"arguments\":\"\"}}]}");
+    } else {
+        kvd_buf_puts(b, "\"function\":{\"arguments\":");
+        srv_put_string(b, e->text, e->len);
+        kvd_buf_puts(b, "}}]}");
+    }
+    kvd_buf_puts(b, ",\"logprobs\":null,\"finish_reason\":null}]");
+    srv_chunk_end(j, b);
+}
+
 static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 {
     switch (e->kind) {
@@ -124,6 +167,12 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
         break;
     case SRV_EVENT_TEXT:
         put_delta(s, j, e, b);
+        break;
+    case SRV_EVENT_CALL:
+    case SRV_EVENT_ARGUMENTS:
+        put_call(s, j, e, b);
+        break;
+    case SRV_EVENT_CALL_END:
         break;
     case SRV_EVENT_FINISH:
         srv_chunk_begin(s, j, CHUNK, b);
@@ -147,24 +196,6 @@ static const srv_shape shape = { .prefix = "chatcmpl-", .event = event, .whole =
 /* ---- requests ----------------------------------------------------------------------------------
  */
 
-static bool get_prompt(srv_fields *f, srv_request *r)
-{
-    char     *text  = NULL;
-    kvd_span *spans = NULL;
-    size_t    len = 0, n = 0;
-    bool      ok;
-
-    r->input = kvd_calloc(1, sizeof(*r->input));
-    if (!r->input)
-        return srv_fields_full(f, "no memory for the prompt");
-    r->n_input = 1;
-    ok         = srv_render(f, &text, &len, &spans, &n) &&
-         srv_tokenize(f, text, len, spans, n, true, &r->input[0]);
-    kvd_free(text);
-    kvd_free(spans);
-    return ok;
-}
-
 void srv_route_chat(srv *s, srv_call *c)
 {
     srv_fields f;
@@ -175,16 +206,19 @@ void srv_route_chat(srv *s, srv_call *c)
         return;
     }
     if (srv_fields_open(&f, s, c)) {
-        srv_request *r = &j->req;
+        srv_request  *r = &j->req;
+        const json_t *tools;
 
         srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
         srv_get_params(&f, r);
-        srv_get_format(&f, r);
+        srv_get_choices(&f, r);
+        srv_get_format(&f, "response_format", srv_get_object(&f, f.root, "response_format"), r);
+        tools = srv_get_tools(&f, r);
         srv_get_bool(&f, f.root, "logprobs", &r->logprobs);
         srv_get_u32(&f, f.root, "top_logprobs", 0, SRV_TOP_MAX, &r->n_top);
         if (r->n_top && !r->logprobs)
             srv_fields_bad(&f, "top_logprobs", "only with logprobs");
-        if (!f.bad && get_prompt(&f, r))
+        if (!f.bad && srv_get_prompt(&f, srv_get(f.root, "messages"), tools, r))
             srv_submit(s, c, j, &shape);
     }
     srv_fields_close(&f);

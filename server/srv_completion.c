@@ -91,7 +91,7 @@ static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
     kvd_buf_puts(b, ",\"choices\":[");
     for (uint32_t i = 0; i < j->req.n_input * j->req.n; i++) {
         kvd_buf_printf(b, "%s{\"index\":%u,\"text\":", i ? "," : "", i);
-        srv_put_string(b, a[i].text.data ? a[i].text.data : "", a[i].text.len);
+        srv_put_answer_text(&a[i], b);
         kvd_buf_puts(b, ",\"logprobs\":");
         put_logprobs(s, j, (const srv_token *)(const void *)a[i].tokens.data,
                      (uint32_t)(a[i].tokens.len / sizeof(srv_token)), 0, b);
@@ -124,6 +124,9 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 {
     switch (e->kind) {
     case SRV_EVENT_START:
+    case SRV_EVENT_CALL: /* there are no tools here */
+    case SRV_EVENT_ARGUMENTS:
+    case SRV_EVENT_CALL_END:
         break;
     case SRV_EVENT_PROGRESS:
         srv_chunk_progress(s, j, OBJECT, e, b);
@@ -236,7 +239,8 @@ void srv_route_completion(srv *s, srv_call *c)
 
         srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
         srv_get_params(&f, r);
-        srv_get_format(&f, r);
+        srv_get_choices(&f, r);
+        srv_get_format(&f, "response_format", srv_get_object(&f, f.root, "response_format"), r);
         if (r->n_max == UINT32_MAX)
             r->n_max = N_MAX_DEFAULT;
         best_of = r->n;

@@ -48,12 +48,14 @@ typedef struct srv_gen {
     uint32_t n_prompt, n_token, n_max;
     uint32_t n_target; /* PROMPT: tokens to evaluate before the answer goes on */
 
-    kvd_sampler *sampler;
-    kvd_detok   *detok;
-    kvd_buf      text; /* not told yet: what may be the beginning of a stop string */
-    srv_held    *held; /* [n_held], where logprobs are asked for */
-    uint32_t     n_held, cap_held;
-    srv_token   *echo; /* [n_prompt] logprobs of the prompt */
+    kvd_sampler     *sampler;
+    kvd_detok       *detok;
+    kvd_tool_stream *tools;     /* NULL: text is text */
+    bool             has_calls; /* have been told */
+    kvd_buf          text;      /* not told yet: what may be the beginning of a stop string */
+    srv_held        *held;      /* [n_held], where logprobs are asked for */
+    uint32_t         n_held, cap_held;
+    srv_token       *echo; /* [n_prompt] logprobs of the prompt */
 
     uint64_t start_ns, told_ns, first_ns;
     uint32_t n_kept;  /* of the prompt, when it began */
@@ -69,8 +71,8 @@ uint32_t srv_gen_n_best(const srv_gen *g);
 /* The next token from a row of the last step.  *finish is set and true returned at the end. */
 kvd_status srv_gen_next(srv_gen *g, srv_engine *e, uint32_t row, bool *over, srv_finish *finish,
                         int32_t *stop, kvd_err *err);
-/* Text that is held back goes out. */
-void srv_gen_flush(srv_gen *g, srv_engine *e);
+/* What is held back goes out; of text nothing where a stop string has ended it. */
+void srv_gen_end(srv_gen *g, srv_engine *e, bool stopped);
 /* Logits of prompt token `at`, for the next one. */
 void srv_gen_echo(srv_gen *g, const srv_engine *e, uint32_t at, uint32_t row);
 /* The prompt as text, before the answer. */

@@ -11,6 +11,13 @@
 
 /* The parser recurses: what is nested deeper than our limit never gets there.  Nor do zero bytes,
  * which it takes for ends. */
+json_t *srv_parse_json(const char *text, size_t len)
+{
+    if (memchr(text, 0, len) || kvd_json_deeper(text, len, SRV_JSON_DEPTH))
+        return NULL;
+    return json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+}
+
 bool srv_fields_open(srv_fields *f, srv *s, srv_call *c)
 {
     const kvd_buf *b = &c->body;

@@ -52,14 +52,46 @@ typedef struct srv_refused {
 void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
                      const srv_refused *refused, uint32_t n_refused);
 
-/* srv_params.c: fields that chat and completions share; then what was put together is checked. */
+/* srv_params.c: fields that all requests for text share, and what is the server's where they say
+ * nothing; those of chats and completions; stop strings. */
 void srv_get_params(srv_fields *f, srv_request *r);
-/* srv_format.c: response_format, as a grammar of the request's. */
-void srv_get_format(srv_fields *f, srv_request *r);
+void srv_get_choices(srv_fields *f, srv_request *r);
+void srv_get_stops(srv_fields *f, srv_request *r, const char *name);
+/* srv_format.c: a grammar becomes the request's; an error names the field.  Or that of a format,
+ * the field's value (NULL: there is none). */
+bool srv_open_grammar(srv_fields *f, const char *field, const kvd_grammar_params *p,
+                      srv_request *r);
+void srv_get_format(srv_fields *f, const char *field, const json_t *o, srv_request *r);
+
+/* srv_tools.c */
+typedef enum srv_choice { SRV_CHOICE_AUTO, SRV_CHOICE_NONE, SRV_CHOICE_CALL } srv_choice;
+typedef struct srv_tools {
+    const json_t *list; /* in the form of OpenAI's chats; NULL: none */
+    srv_choice    choice;
+    const char   *name;   /* of the function that must be called, with CALL; NULL: any */
+    bool          single; /* one call at most */
+} srv_tools;
+bool srv_choice_of(const char *word,
+                   srv_choice *out); /* auto, none, required; false: none of them */
+/* The request's grammar is that of the tools, and its answers are taken apart.  Returns what the
+ * template is to show; NULL: nothing.  `format` is the field that cannot be together with them. */
+const json_t *srv_use_tools(srv_fields *f, const char *format, const srv_tools *t, srv_request *r);
+/* That of the fields of a chat. */
+const json_t *srv_get_tools(srv_fields *f, srv_request *r);
+
+/* A text as JSON: NULL where it is none, or beyond the limits of a body. */
+json_t *srv_parse_json(const char *text, size_t len);
 /* Tokens of a text, specials inside the spans only; owned by the caller. */
 bool srv_tokenize(srv_fields *f, const char *text, size_t len, const kvd_span *spans, size_t n_span,
                   bool bos, srv_input *out);
-/* The chat template over messages; *spans too.  For the caller to free. */
-bool srv_render(srv_fields *f, char **text, size_t *len, kvd_span **spans, size_t *n_span);
+/* srv_messages.c: the chat template over messages, a list in the form of OpenAI's chats, which is
+ * changed; tools may be NULL.  *text and *spans are for the caller to free. */
+bool srv_render(srv_fields *f, json_t *messages, const json_t *tools, char **text, size_t *len,
+                kvd_span **spans, size_t *n_span);
+/* The same, as the request's only input. */
+bool srv_get_prompt(srv_fields *f, json_t *messages, const json_t *tools, srv_request *r);
+/* A list of parts of text, each on a line of its own; NULL: it is something else, as `where` says,
+ * whose parts have the type `type`. */
+json_t *srv_join_parts(srv_fields *f, const json_t *parts, const char *where, const char *type);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* srv_gen.c - from tokens of a choice to its text: sampler, detokenizer, stop strings, logprobs.
+/* srv_gen.c - from tokens of a choice to its text: sampler, detokenizer, stop strings, calls of
+ * tools, logprobs.
  *
  * Text goes out as soon as it cannot be part of a stop string any more: what is held back is the
  * longest end of it with which a stop string begins.  Logprobs go out with their token's text. */
@@ -29,6 +30,7 @@ void srv_gen_free(srv_gen *g)
         return;
     kvd_sampler_close(g->sampler);
     kvd_detok_close(g->detok);
+    kvd_tool_close(g->tools);
     kvd_buf_free(&g->text);
     kvd_free(g->held);
     kvd_free(g->echo);
@@ -57,6 +59,8 @@ kvd_status srv_gen_open(srv_gen *g, const kvd_model *m, uint32_t n_ctx, kvd_err 
     if (r->grammar)
         KVD_TRY(kvd_sampler_set_grammar(g->sampler, r->grammar, err));
     KVD_TRY(kvd_detok_open(&g->detok, m, err));
+    if (r->tools != KVD_TOOLS_NONE)
+        KVD_TRY(kvd_tool_open(&g->tools, r->tools, err));
     if (r->echo && r->logprobs && !(g->echo = kvd_calloc(in->n, sizeof(*g->echo))))
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the logprobs of %u tokens", in->n);
     g->token = kvd_malloc(((size_t)in->n + g->n_max) * sizeof(*g->token));
@@ -127,7 +131,28 @@ static srv_held *hold(srv_gen *g)
 
 /* ---- text ------------------------------------------------------------------------------- */
 
-/* The first n bytes of the text go out, with the tokens that end in them. */
+/* What the tool stream has found goes out. */
+static void tell_found(srv_gen *g, srv_engine *e)
+{
+    static const srv_event_kind kinds[] = { [KVD_TOOL_EVENT_TEXT]  = SRV_EVENT_TEXT,
+                                            [KVD_TOOL_EVENT_BEGIN] = SRV_EVENT_CALL,
+                                            [KVD_TOOL_EVENT_DELTA] = SRV_EVENT_ARGUMENTS,
+                                            [KVD_TOOL_EVENT_END]   = SRV_EVENT_CALL_END };
+    kvd_tool_event              t       = { .struct_size = sizeof(t) };
+
+    while (kvd_tool_next(g->tools, &t)) {
+        srv_event *ev = srv_event_new(kinds[t.kind], g->choice, t.text, t.len, 0);
+        if (ev) {
+            ev->call     = t.call;
+            ev->complete = t.complete;
+        }
+        g->has_calls = g->has_calls || t.kind == KVD_TOOL_EVENT_BEGIN;
+        srv_tell(e, g->job, ev);
+    }
+}
+
+/* The first n bytes of the text go out, with the tokens that end in them.  Where there are tools a
+ * token's logprobs come before what becomes of its text. */
 static void tell(srv_gen *g, srv_engine *e, size_t n)
 {
     uint32_t   n_token = 0;
@@ -137,7 +162,7 @@ static void tell(srv_gen *g, srv_engine *e, size_t n)
         n_token++;
     if (n == 0 && n_token == 0)
         return;
-    ev = srv_event_new(SRV_EVENT_TEXT, g->choice, g->text.data, n, n_token);
+    ev = srv_event_new(SRV_EVENT_TEXT, g->choice, g->text.data, g->tools ? 0 : n, n_token);
     for (uint32_t i = 0; ev && i < n_token; i++)
         ev->token[i] = g->held[i].token;
     for (uint32_t i = n_token; i < g->n_held; i++) {
@@ -146,10 +171,17 @@ static void tell(srv_gen *g, srv_engine *e, size_t n)
             g->held[i - n_token].end -= n;
     }
     g->n_held -= n_token;
+    if (!g->tools || !ev || n_token)
+        srv_tell(e, g->job, ev);
+    else
+        srv_event_free(ev);
+    if (g->tools && kvd_tool_feed(g->tools, g->text.data, n, NULL) != KVD_OK)
+        srv_tell(e, g->job, NULL);
+    if (g->tools)
+        tell_found(g, e);
     if (n)
         memmove(g->text.data, g->text.data + n, g->text.len - n);
     g->text.len -= n;
-    srv_tell(e, g->job, ev);
 }
 
 /* Where a stop string begins that ends behind `from`; the earliest.  -1: there is none. */
@@ -210,7 +242,7 @@ static bool add_text(srv_gen *g, srv_engine *e, const char *text, size_t len, in
     return false;
 }
 
-void srv_gen_flush(srv_gen *g, srv_engine *e)
+static void flush(srv_gen *g, srv_engine *e)
 {
     size_t      len;
     const char *text = kvd_detok_flush(g->detok, &len);
@@ -220,6 +252,17 @@ void srv_gen_flush(srv_gen *g, srv_engine *e)
         if (g->held[i].end > g->text.len)
             g->held[i].end = g->text.len;
     tell(g, e, g->text.len);
+}
+
+void srv_gen_end(srv_gen *g, srv_engine *e, bool stopped)
+{
+    if (!stopped)
+        flush(g, e);
+    if (!g->tools)
+        return;
+    if (kvd_tool_flush(g->tools, NULL) != KVD_OK)
+        srv_tell(e, g->job, NULL);
+    tell_found(g, e);
 }
 
 kvd_status srv_gen_next(srv_gen *g, srv_engine *e, uint32_t row, bool *over, srv_finish *finish,
@@ -249,7 +292,7 @@ kvd_status srv_gen_next(srv_gen *g, srv_engine *e, uint32_t row, bool *over, srv
         measure(&h->token, kvd_logits(e->p.session, row), e->p.n_vocab, id, r->n_top);
         h->end = SIZE_MAX; /* its text is not complete yet */
     }
-    text = kvd_detok_feed(g->detok, id, false, &len);
+    text = kvd_detok_feed(g->detok, id, g->tools && kvd_token_is_tool_mark(e->p.model, id), &len);
     if (len > 0 && add_text(g, e, text, len, stop))
         return KVD_OK;
     if (g->text.oom)

@@ -101,6 +101,7 @@ static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *method,
     s->calls = call;
     s->n_call++;
     snprintf(call->what, sizeof(call->what), "%.8s %s", method, url);
+    call->reply.messages = strncmp(url, "/v1/messages", 12) == 0;
     return call;
 }
 
@@ -200,7 +201,8 @@ static enum MHD_Result send_response(srv_call *c, struct MHD_Response *r, unsign
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
     if (origin) {
         MHD_add_response_header(r, "Access-Control-Allow-Origin", origin);
-        MHD_add_response_header(r, "Access-Control-Allow-Headers", "authorization, content-type");
+        MHD_add_response_header(r, "Access-Control-Allow-Headers",
+                                "authorization, content-type, x-api-key, anthropic-version");
         MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
     }
     if (c->reply.retry_s) {
@@ -237,9 +239,13 @@ static enum MHD_Result send_reply(srv_call *c)
 
 static void end_stream_broken(srv_call *c, const char *why)
 {
-    kvd_buf_puts(&c->out, "data: ");
-    srv_put_error(&c->out, 500, NULL, NULL, why);
-    kvd_buf_puts(&c->out, "\n\n");
+    srv_event *e = srv_event_new(SRV_EVENT_ERROR, 0, why, strlen(why), 0);
+
+    if (e) {
+        e->status = 500;
+        c->job->shape->event(c->s, c->job, e, &c->out);
+    }
+    srv_event_free(e);
     c->ending = true;
 }
 
@@ -261,7 +267,7 @@ static void fill(srv_call *c)
     if (c->out.len == 0 && !c->ending && (c->broken || j->lost))
         end_stream_broken(c, c->broken ? c->broken : "no memory for the answer");
     if (c->out.len == 0 && c->keepalive)
-        kvd_buf_puts(&c->out, ": keepalive\n\n");
+        kvd_buf_puts(&c->out, j->shape->keepalive ? j->shape->keepalive : ": keepalive\n\n");
     c->keepalive = false;
 }
 

@@ -22,9 +22,10 @@ typedef struct srv      srv;
 typedef struct srv_call srv_call;
 
 typedef struct srv_reply {
-    int         status;  /* 0: not known yet */
-    const char *type;    /* of the body; NULL: JSON */
-    uint32_t    retry_s; /* 0: no Retry-After */
+    int         status;   /* 0: not known yet */
+    const char *type;     /* of the body; NULL: JSON */
+    uint32_t    retry_s;  /* 0: no Retry-After */
+    bool        messages; /* errors are in Anthropic's shape */
     kvd_buf     body;
 } srv_reply;
 
@@ -65,11 +66,12 @@ struct srv_call {
 
 /* ---- replies (srv_reply.c) ---------------------------------------------------------- */
 
-/* An error in OpenAI's shape; param and code may be NULL. */
+/* An error in the shape of the route: OpenAI's or Anthropic's; param and code may be NULL. */
 void srv_reply_error(srv_reply *r, int status, const char *param, const char *code, const char *fmt,
                      ...) KVD_PRINTF(5, 6);
-/* {"error": ...} of it, without a reply. */
+/* {"error": ...} of it, without a reply, in either shape. */
 void srv_put_error(kvd_buf *b, int status, const char *param, const char *code, const char *msg);
+void srv_put_messages_error(kvd_buf *b, int status, const char *msg);
 /* A JSON string of any bytes: what is not UTF-8 becomes U+FFFD. */
 void srv_put_string(kvd_buf *b, const char *s, size_t len);
 void srv_put_text(kvd_buf *b, const char *s);

@@ -29,6 +29,7 @@ static void free_request(srv_request *r)
         kvd_free(r->stop[i]);
     kvd_free((void *)(uintptr_t)r->sampling.bias);
     kvd_grammar_close(r->grammar);
+    kvd_buf_free(&r->again);
 }
 
 void srv_job_unref(srv_job *j)
@@ -41,6 +42,7 @@ void srv_job_unref(srv_job *j)
     while ((e = srv_job_take(j)))
         srv_event_free(e);
     free_request(&j->req);
+    srv_answer_free(&j->answer);
     pthread_mutex_destroy(&j->lock);
     kvd_free(j);
 }

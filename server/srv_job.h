@@ -3,8 +3,10 @@
  * of events that comes back.  No shape of an API is known here.
  *
  * A job has inputs (prompts) and n choices of each; a choice is one sequence while it runs.  Events
- * of a choice: START, PROGRESS any number of times (if asked for), TEXT any number of times,
- * FINISH. The job's last event is END or ERROR.  The reader takes them in order.
+ * of a choice: START, PROGRESS any number of times (if asked for), TEXT and calls of tools any
+ * number of times, FINISH.  A call is CALL (its function's name), ARGUMENTS (more of their JSON)
+ * any number of times, CALL_END.  The job's last event is END or ERROR.  The reader takes them in
+ * order.
  *
  * Threads: who parses fills in the request, then nobody changes it; the engine thread adds events,
  * the net thread takes them, the lock is between.  References are counted. */
@@ -45,7 +47,8 @@ typedef struct srv_request {
     uint32_t n_stop;
     bool     ignore_eos;
 
-    kvd_grammar *grammar; /* owned; NULL: any text */
+    kvd_grammar    *grammar; /* owned; NULL: any text */
+    kvd_tool_format tools;   /* in which calls are told apart from text; NONE: all is text */
 
     bool     logprobs; /* of every token, with n_top others */
     uint32_t n_top;
@@ -53,6 +56,8 @@ typedef struct srv_request {
     bool     stream, include_usage, progress, debug_cache;
     uint8_t  salt[KVD_SALT_BYTES_MAX];
     uint32_t n_salt;
+
+    kvd_buf again; /* of the shape, JSON: what its answer says of the request */
 } srv_request;
 
 /* ---- events ------------------------------------------------------------------------ */
@@ -73,17 +78,22 @@ typedef enum srv_event_kind {
     SRV_EVENT_START,
     SRV_EVENT_PROGRESS,
     SRV_EVENT_TEXT,
+    SRV_EVENT_CALL,
+    SRV_EVENT_ARGUMENTS,
+    SRV_EVENT_CALL_END,
     SRV_EVENT_FINISH,
     SRV_EVENT_END,
     SRV_EVENT_ERROR
 } srv_event_kind;
 
-typedef enum srv_finish { SRV_FINISH_STOP, SRV_FINISH_LENGTH } srv_finish;
+typedef enum srv_finish { SRV_FINISH_STOP, SRV_FINISH_LENGTH, SRV_FINISH_CALLS } srv_finish;
 
 typedef struct srv_event {
     struct srv_event *next;
     srv_event_kind    kind;
     uint32_t          choice;
+    uint32_t          call;     /* number of the call of its choice */
+    bool              complete; /* CALL_END: the arguments are whole */
     srv_finish        finish;
     int32_t           stop;                      /* FINISH: number of the stop string; -1: none */
     uint32_t          n_done, n_total, n_cached; /* PROGRESS: tokens of the prompt */
@@ -94,6 +104,24 @@ typedef struct srv_event {
     size_t            len;
     char             *text; /* zero-terminated */
 } srv_event;
+
+/* A choice's events, collected. */
+typedef struct srv_piece { /* of an answer: text, or a call of a tool; places in `said` */
+    bool     is_call, complete;
+    uint32_t call;
+    size_t   name, n_name; /* CALL: of the function */
+    size_t   at, len;      /* text, or arguments */
+} srv_piece;
+
+typedef struct srv_answer {
+    kvd_buf    said, pieces; /* pieces: srv_piece, one behind the other */
+    kvd_buf    tokens;       /* srv_token, likewise */
+    srv_finish finish;
+    int32_t    stop;
+} srv_answer;
+
+void srv_answer_free(srv_answer *a);
+bool srv_answer_oom(const srv_answer *a);
 
 /* What a finished job has taken, of all its choices. */
 typedef struct srv_usage {
@@ -119,14 +147,16 @@ typedef struct srv_job {
     int64_t          created;
     bool             has_role[SRV_CHOICE_MAX]; /* net thread: the stream has begun the choice */
     uint64_t         offset[SRV_CHOICE_MAX];   /* bytes of text that a stream has told so far */
-
-    pthread_mutex_t lock;
-    srv_event      *first, *last;
-    size_t          bytes; /* of events in the list */
-    bool            ended; /* END or ERROR was added, or would have been */
-    bool            lost;  /* there was no memory for an event: nothing more comes */
-    bool            told;  /* in the net thread's list */
-    struct srv_job *next_told;
+    srv_answer       answer;                   /* of a stream, where its shape looks back */
+    bool             item_open;                /* the last piece of it is */
+    uint32_t         n_said;                   /* events of a stream, where its shape counts them */
+    pthread_mutex_t  lock;
+    srv_event       *first, *last;
+    size_t           bytes; /* of events in the list */
+    bool             ended; /* END or ERROR was added, or would have been */
+    bool             lost;  /* there was no memory for an event: nothing more comes */
+    bool             told;  /* in the net thread's list */
+    struct srv_job  *next_told;
 
     /* engine thread */
     uint32_t  n_left;               /* choices that have not finished */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* srv_messages.c - messages of a chat: checked, brought to the form that templates know, rendered.
+/* srv_messages.c - messages of a chat, in OpenAI's form: checked, brought to the form that
+ * templates know, rendered.
  *
  * What clients write stays text: special tokens are recognised only where the template wrote them.
  */
@@ -21,8 +22,8 @@ static bool known_role(const char *role)
     return false;
 }
 
-/* Text parts, each on a line of its own, as templates of text models expect one string. */
-static json_t *join_parts(srv_fields *f, const json_t *parts, const char *where)
+/* Templates of text models expect one string. */
+json_t *srv_join_parts(srv_fields *f, const json_t *parts, const char *where, const char *kind)
 {
     kvd_buf b = { 0 };
     size_t  i;
@@ -32,8 +33,8 @@ static json_t *join_parts(srv_fields *f, const json_t *parts, const char *where)
     {
         const json_t *type = srv_get(part, "type"), *text = srv_get(part, "text");
 
-        if (!json_is_string(type) || strcmp(json_string_value(type), "text") != 0) {
-            srv_fields_bad(f, where, "only parts of type \"text\" are supported here");
+        if (!json_is_string(type) || strcmp(json_string_value(type), kind) != 0) {
+            srv_fields_bad(f, where, "only parts of type \"%s\" are supported here", kind);
             break;
         }
         if (!json_is_string(text)) {
@@ -57,7 +58,7 @@ static bool normalise_content(srv_fields *f, json_t *m, const char *role, const 
     if (json_is_string(v))
         return true;
     if (json_is_array(v)) {
-        json_t *text = join_parts(f, v, where);
+        json_t *text = srv_join_parts(f, v, where, "text");
 
         if (!text || json_object_set_new(m, "content", text) != 0)
             return srv_fields_full(f, "no memory for its content");
@@ -71,6 +72,44 @@ static bool normalise_content(srv_fields *f, json_t *m, const char *role, const 
            srv_fields_full(f, "no memory for its content");
 }
 
+/* Templates write arguments as JSON, so those that clients give as text become what they say. */
+static bool normalise_call(srv_fields *f, json_t *call, const char *where)
+{
+    json_t *function = srv_get(call, "function");
+    json_t *args     = srv_get(function, "arguments");
+    json_t *value;
+
+    if (!json_is_string(srv_get(function, "name")))
+        return srv_fields_bad(f, where, "a call in tool_calls has no function with a name");
+    if (args && !json_is_string(args) && !json_is_object(args))
+        return srv_fields_bad(f, where, "a call's arguments are neither text nor an object");
+    if (json_is_object(args))
+        return true;
+    value =
+        args ? srv_parse_json(json_string_value(args), json_string_length(args)) : json_object();
+    if (!json_is_object(value)) { /* a call that was cut: as it was written */
+        json_decref(value);
+        return true;
+    }
+    return json_object_set_new(function, "arguments", value) == 0 ||
+           srv_fields_full(f, "no memory for its calls");
+}
+
+static bool normalise_calls(srv_fields *f, json_t *m, const char *where)
+{
+    json_t *calls = srv_get(m, "tool_calls"), *call;
+    size_t  i;
+
+    if (calls && !json_is_array(calls))
+        return srv_fields_bad(f, where, "tool_calls is no list");
+    json_array_foreach(calls, i, call)
+    {
+        if (!normalise_call(f, call, where))
+            return false;
+    }
+    return true;
+}
+
 static bool normalise(srv_fields *f, json_t *m, size_t i)
 {
     const json_t *role = srv_get(m, "role");
@@ -81,7 +120,7 @@ static bool normalise(srv_fields *f, json_t *m, size_t i)
         return srv_fields_bad(f, where, "expected an object");
     if (!json_is_string(role) || !known_role(json_string_value(role)))
         return srv_fields_bad(f, where, "role is none of system, developer, user, assistant, tool");
-    if (!normalise_content(f, m, json_string_value(role), where))
+    if (!normalise_content(f, m, json_string_value(role), where) || !normalise_calls(f, m, where))
         return false;
     if (strcmp(json_string_value(role), "developer") == 0 &&
         json_object_set_new(m, "role", json_string("system")) != 0)
@@ -89,26 +128,27 @@ static bool normalise(srv_fields *f, json_t *m, size_t i)
     return true;
 }
 
-static bool render(srv_fields *f, const kvd_buf *messages, const kvd_buf *vars, bool generate,
-                   char **text, size_t *len, kvd_span **spans, size_t *n_span)
+/* What the template gets, as JSON. */
+static void put_input(srv_fields *f, const json_t *messages, const json_t *tools, kvd_buf out[3])
 {
-    kvd_chat_request r   = KVD_CHAT_REQUEST_INIT;
-    kvd_err          err = { 0 };
-    kvd_status       st;
+    const json_t *vars = srv_get_object(f, f->root, "chat_template_kwargs");
 
-    r.messages_json         = messages->data;
-    r.vars_json             = vars->len ? vars->data : NULL;
-    r.add_generation_prompt = generate;
-    st                      = kvd_chat_render(f->s->model, &r, text, len, spans, n_span, &err);
-    return srv_fields_status(f, "messages", st, &err);
+    if (!f->bad)
+        srv_put_json(f, messages, &out[0]);
+    if (!f->bad && tools)
+        srv_put_json(f, tools, &out[1]);
+    if (!f->bad && vars)
+        srv_put_json(f, vars, &out[2]);
 }
 
-bool srv_render(srv_fields *f, char **text, size_t *len, kvd_span **spans, size_t *n_span)
+bool srv_render(srv_fields *f, json_t *list, const json_t *tools, char **text, size_t *len,
+                kvd_span **spans, size_t *n_span)
 {
-    json_t *list     = srv_get(f->root, "messages"), *m, *vars;
-    kvd_buf messages = { 0 }, more = { 0 };
-    bool    generate = true;
-    size_t  i;
+    kvd_chat_request r     = KVD_CHAT_REQUEST_INIT;
+    kvd_buf          in[3] = { 0 };
+    kvd_err          err   = { 0 };
+    json_t          *m;
+    size_t           i;
 
     *text  = NULL;
     *spans = NULL;
@@ -121,11 +161,33 @@ bool srv_render(srv_fields *f, char **text, size_t *len, kvd_span **spans, size_
         if (!normalise(f, m, i))
             return false;
     }
-    srv_get_bool(f, f->root, "add_generation_prompt", &generate);
-    vars = srv_get_object(f, f->root, "chat_template_kwargs");
-    if (!f->bad && srv_put_json(f, list, &messages) && (!vars || srv_put_json(f, vars, &more)))
-        (void)!render(f, &messages, &more, generate, text, len, spans, n_span);
-    kvd_buf_free(&messages);
-    kvd_buf_free(&more);
+    srv_get_bool(f, f->root, "add_generation_prompt", &r.add_generation_prompt);
+    put_input(f, list, tools, in);
+    r.messages_json = in[0].data;
+    r.tools_json    = in[1].data;
+    r.vars_json     = in[2].data;
+    if (!f->bad)
+        srv_fields_status(f, "messages",
+                          kvd_chat_render(f->s->model, &r, text, len, spans, n_span, &err), &err);
+    for (i = 0; i < KVD_COUNTOF(in); i++)
+        kvd_buf_free(&in[i]);
     return !f->bad;
+}
+
+bool srv_get_prompt(srv_fields *f, json_t *messages, const json_t *tools, srv_request *r)
+{
+    char     *text  = NULL;
+    kvd_span *spans = NULL;
+    size_t    len = 0, n = 0;
+    bool      ok;
+
+    r->input = kvd_calloc(1, sizeof(*r->input));
+    if (!r->input)
+        return srv_fields_full(f, "no memory for the prompt");
+    r->n_input = 1;
+    ok         = srv_render(f, messages, tools, &text, &len, &spans, &n) &&
+         srv_tokenize(f, text, len, spans, n, true, &r->input[0]);
+    kvd_free(text);
+    kvd_free(spans);
+    return ok;
 }

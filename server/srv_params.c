@@ -71,14 +71,14 @@ static void get_bias(srv_fields *f, kvd_sampler_params *p)
     }
 }
 
-static bool get_stop(srv_fields *f, srv_request *r, const json_t *v)
+static bool get_stop(srv_fields *f, srv_request *r, const char *name, const json_t *v)
 {
     const size_t len = json_string_length(v);
 
     if (!json_is_string(v) || len == 0 || len > SRV_STOP_BYTES)
-        return srv_fields_bad(f, "stop", "expected strings of 1 to %u bytes", SRV_STOP_BYTES);
+        return srv_fields_bad(f, name, "expected strings of 1 to %u bytes", SRV_STOP_BYTES);
     if (r->n_stop == SRV_STOP_MAX)
-        return srv_fields_bad(f, "stop", "more than %u strings", SRV_STOP_MAX);
+        return srv_fields_bad(f, name, "more than %u strings", SRV_STOP_MAX);
     r->stop[r->n_stop] = kvd_strndup(json_string_value(v), len);
     if (!r->stop[r->n_stop])
         return srv_fields_full(f, "no memory for it");
@@ -86,16 +86,16 @@ static bool get_stop(srv_fields *f, srv_request *r, const json_t *v)
     return true;
 }
 
-static void get_stops(srv_fields *f, srv_request *r)
+void srv_get_stops(srv_fields *f, srv_request *r, const char *name)
 {
-    json_t *v = srv_get(f->root, "stop"), *one;
+    json_t *v = srv_get(f->root, name), *one;
     size_t  i;
 
     if (v && !json_is_array(v))
-        get_stop(f, r, v);
+        get_stop(f, r, name, v);
     json_array_foreach(v, i, one)
     {
-        if (!get_stop(f, r, one))
+        if (!get_stop(f, r, name, one))
             return;
     }
 }
@@ -115,37 +115,36 @@ static void get_salt(srv_fields *f, srv_request *r)
     r->n_salt = (uint32_t)len;
 }
 
-static void get_lengths(srv_fields *f, srv_request *r)
+void srv_get_choices(srv_fields *f, srv_request *r)
 {
-    const int64_t n = f->s->p.n_predict;
+    const json_t *options = srv_get_object(f, f->root, "stream_options");
 
-    r->n_max = n < 0 ? UINT32_MAX : (uint32_t)n;
+    srv_get_stops(f, r, "stop");
     srv_get_u32(f, f->root, "max_tokens", 0, UINT32_MAX - 1, &r->n_max);
     srv_get_u32(f, f->root, "max_completion_tokens", 0, UINT32_MAX - 1, &r->n_max);
-    r->n = 1;
     srv_get_u32(f, f->root, "n", 1, SRV_CHOICE_MAX, &r->n);
+    if (options && !r->stream)
+        srv_fields_bad(f, "stream_options", "only with stream");
+    srv_get_bool(f, options, "include_usage", &r->include_usage);
 }
 
 void srv_get_params(srv_fields *f, srv_request *r)
 {
-    const json_t *model = srv_get(f->root, "model"), *options;
+    const json_t *model = srv_get(f->root, "model");
+    const int64_t n     = f->s->p.n_predict;
 
     if (model && !json_is_string(model))
         srv_fields_bad(f, "model", "expected a string");
     r->sampling = f->s->p.sampling;
     get_sampling(f, &r->sampling);
     get_bias(f, &r->sampling);
-    get_stops(f, r);
     get_salt(f, r);
-    get_lengths(f, r);
+    r->n     = 1;
+    r->n_max = n < 0 ? UINT32_MAX : (uint32_t)n;
     srv_get_bool(f, f->root, "stream", &r->stream);
     srv_get_bool(f, f->root, "ignore_eos", &r->ignore_eos);
     srv_get_bool(f, f->root, "return_progress", &r->progress);
     srv_get_bool(f, f->root, "debug_cache", &r->debug_cache);
-    options = srv_get_object(f, f->root, "stream_options");
-    if (options && !r->stream)
-        srv_fields_bad(f, "stream_options", "only with stream");
-    srv_get_bool(f, options, "include_usage", &r->include_usage);
 }
 
 bool srv_tokenize(srv_fields *f, const char *text, size_t len, const kvd_span *spans, size_t n_span,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* srv_reply.c - JSON text, and errors in OpenAI's shape. */
+/* srv_reply.c - JSON text, and errors in OpenAI's shape and in Anthropic's. */
 #include "srv_http.h"
 
 #include <stdarg.h>
@@ -74,6 +74,28 @@ void srv_put_error(kvd_buf *b, int status, const char *param, const char *code, 
     kvd_buf_puts(b, "}}");
 }
 
+static const char *messages_type_of(int status)
+{
+    switch (status) {
+    case 413:
+        return "request_too_large";
+    case 500:
+        return "api_error";
+    case 503:
+        return "overloaded_error";
+    default:
+        return type_of(status);
+    }
+}
+
+void srv_put_messages_error(kvd_buf *b, int status, const char *msg)
+{
+    kvd_buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
+                   messages_type_of(status));
+    srv_put_text(b, msg);
+    kvd_buf_puts(b, "},\"request_id\":null}");
+}
+
 void srv_reply_error(srv_reply *r, int status, const char *param, const char *code, const char *fmt,
                      ...)
 {
@@ -85,5 +107,8 @@ void srv_reply_error(srv_reply *r, int status, const char *param, const char *co
     va_end(ap);
     r->status   = status;
     r->body.len = 0;
-    srv_put_error(&r->body, status, param, code, msg);
+    if (r->messages)
+        srv_put_messages_error(&r->body, status, msg);
+    else
+        srv_put_error(&r->body, status, param, code, msg);
 }

@@ -9,7 +9,11 @@
 
 const char *srv_finish_name(srv_finish f)
 {
-    return f == SRV_FINISH_STOP ? "stop" : "length";
+    static const char *const names[] = { [SRV_FINISH_STOP]   = "stop",
+                                         [SRV_FINISH_LENGTH] = "length",
+                                         [SRV_FINISH_CALLS]  = "tool_calls" };
+
+    return names[f];
 }
 
 void srv_stream_error(const srv_event *e, kvd_buf *b)
@@ -57,7 +61,7 @@ static void put_timings(const srv_job *j, kvd_buf *b)
                    (double)u->generate_ns * 1e-6, rate(steps, u->generate_ns));
 }
 
-static void put_extras(const srv_job *j, kvd_buf *b)
+void srv_put_extras(const srv_job *j, kvd_buf *b)
 {
     kvd_buf_puts(b, ",\"timings\":");
     put_timings(j, b);
@@ -79,7 +83,7 @@ void srv_put_tail(const srv_job *j, kvd_buf *b)
 {
     kvd_buf_puts(b, "],\"usage\":");
     put_usage(j, b);
-    put_extras(j, b);
+    srv_put_extras(j, b);
     kvd_buf_putc(b, '}');
 }
 
@@ -166,15 +170,108 @@ void srv_put_logprob(float x, kvd_buf *b)
         kvd_buf_printf(b, "%.6f", x > -9999.0f ? (double)x : -9999.0);
 }
 
-static void collect(srv_answer *a, const srv_event *e)
+/* ---- answers as they come together ------------------------------------------------------------
+ */
+
+uint32_t srv_n_piece(const srv_answer *a)
 {
-    if (e->kind == SRV_EVENT_TEXT) {
-        kvd_buf_put(&a->text, e->text, e->len);
-        kvd_buf_put(&a->tokens, e->token, e->n_token * sizeof(*e->token));
-    } else if (e->kind == SRV_EVENT_FINISH) {
+    return (uint32_t)(a->pieces.len / sizeof(srv_piece));
+}
+
+srv_piece srv_piece_at(const srv_answer *a, uint32_t i)
+{
+    srv_piece p;
+
+    memcpy(&p, a->pieces.data + i * sizeof(p), sizeof(p));
+    return p;
+}
+
+static void begin_piece(srv_answer *a, const char *name, size_t n_name, uint32_t call)
+{
+    srv_piece p = { .is_call = name != NULL, .call = call, .n_name = n_name };
+
+    p.name = a->said.len;
+    kvd_buf_put(&a->said, name, n_name);
+    p.at = a->said.len;
+    kvd_buf_put(&a->pieces, &p, sizeof(p));
+}
+
+/* Goes on with the last piece, or ends it. */
+static void add_said(srv_answer *a, const srv_event *e)
+{
+    const size_t at = a->pieces.len - sizeof(srv_piece);
+    srv_piece    p;
+    if (a->pieces.oom || a->pieces.len == 0)
+        return;
+    kvd_buf_put(&a->said, e->text, e->len);
+    memcpy(&p, a->pieces.data + at, sizeof(p));
+    p.len += e->len;
+    p.complete = e->complete;
+    memcpy(a->pieces.data + at, &p, sizeof(p));
+}
+
+bool srv_begins_text(const srv_answer *a, const srv_event *e)
+{
+    const uint32_t n = srv_n_piece(a);
+
+    return e->len > 0 && (n == 0 || srv_piece_at(a, n - 1).is_call);
+}
+
+static void collect_text(srv_answer *a, const srv_event *e)
+{
+    kvd_buf_put(&a->tokens, e->token, e->n_token * sizeof(*e->token));
+    if (e->len == 0)
+        return;
+    if (srv_begins_text(a, e))
+        begin_piece(a, NULL, 0, 0);
+    add_said(a, e);
+}
+
+void srv_collect(srv_answer *a, const srv_event *e)
+{
+    if (e->kind == SRV_EVENT_TEXT)
+        collect_text(a, e);
+    else if (e->kind == SRV_EVENT_CALL)
+        begin_piece(a, e->text, e->len, e->call);
+    else if (e->kind == SRV_EVENT_ARGUMENTS || e->kind == SRV_EVENT_CALL_END)
+        add_said(a, e);
+    else if (e->kind == SRV_EVENT_FINISH) {
         a->finish = e->finish;
         a->stop   = e->stop;
     }
+}
+
+void srv_answer_free(srv_answer *a)
+{
+    kvd_buf_free(&a->said);
+    kvd_buf_free(&a->tokens);
+    kvd_buf_free(&a->pieces);
+}
+
+bool srv_answer_oom(const srv_answer *a)
+{
+    return a->said.oom || a->tokens.oom || a->pieces.oom;
+}
+
+/* All text of an answer, without its calls, as a JSON string. */
+void srv_put_answer_text(const srv_answer *a, kvd_buf *b)
+{
+    kvd_buf text = { 0 };
+
+    for (uint32_t i = 0; i < srv_n_piece(a); i++) {
+        const srv_piece p = srv_piece_at(a, i);
+
+        if (!p.is_call)
+            kvd_buf_put(&text, a->said.data + p.at, p.len);
+    }
+    srv_put_string(b, text.data ? text.data : "", text.len);
+    b->oom = b->oom || text.oom;
+    kvd_buf_free(&text);
+}
+
+void srv_put_call_id(const srv_job *j, uint32_t choice, uint32_t call, kvd_buf *b)
+{
+    kvd_buf_printf(b, "\"call_%s_%u_%u\"", j->id + strlen(j->shape->prefix), choice, call);
 }
 
 /* The job's answers; false: it has failed, and the reply says how. */
@@ -187,7 +284,7 @@ static bool collect_all(srv_job *j, srv_answer *a, srv_reply *r)
         if (e->kind == SRV_EVENT_ERROR)
             srv_reply_error(r, e->status, NULL, NULL, "%s", e->text);
         ok = ok || e->kind == SRV_EVENT_END;
-        collect(&a[e->choice], e);
+        srv_collect(&a[e->choice], e);
         srv_event_free(e);
     }
     if (!ok && !r->status)
@@ -209,9 +306,8 @@ void srv_shape_whole(srv *s, srv_job *j, srv_reply *r)
         j->shape->whole(s, j, a, &r->body);
     }
     for (uint32_t i = 0; i < n; i++) {
-        r->body.oom = r->body.oom || a[i].text.oom || a[i].tokens.oom;
-        kvd_buf_free(&a[i].text);
-        kvd_buf_free(&a[i].tokens);
+        r->body.oom = r->body.oom || srv_answer_oom(&a[i]);
+        srv_answer_free(&a[i]);
     }
     kvd_free(a);
 }

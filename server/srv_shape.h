@@ -6,16 +6,10 @@
 
 #include "srv_http.h"
 
-typedef struct srv_answer { /* of one choice, collected */
-    kvd_buf    text;
-    kvd_buf    tokens; /* srv_token, one behind the other */
-    srv_finish finish;
-    int32_t    stop;
-} srv_answer;
-
 struct srv_shape {
-    const char *prefix; /* of ids */
-    /* Server-sent events of one event; END and ERROR end the stream. */
+    const char *prefix;    /* of ids */
+    const char *keepalive; /* that a stream says while there is nothing else; NULL: a comment */
+                           /* Server-sent events of one event; END and ERROR end the stream. */
     void (*event)(srv *s, srv_job *j, const srv_event *e, kvd_buf *b);
     void (*whole)(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b);
 };
@@ -24,6 +18,15 @@ struct srv_shape {
 void srv_shape_whole(srv *s, srv_job *j, srv_reply *r);
 
 /* Parts that shapes share. */
+void srv_collect(srv_answer *a, const srv_event *e);
+/* TEXT: a piece begins with it. */
+bool      srv_begins_text(const srv_answer *a, const srv_event *e);
+uint32_t  srv_n_piece(const srv_answer *a);
+srv_piece srv_piece_at(const srv_answer *a, uint32_t i);
+void      srv_put_answer_text(const srv_answer *a, kvd_buf *b);
+void      srv_put_call_id(const srv_job *j, uint32_t choice, uint32_t call, kvd_buf *b);
+/* ,"timings":...  and what debug_cache asked for, behind usage */
+void srv_put_extras(const srv_job *j, kvd_buf *b);
 /* A token's text as a JSON string; its bytes as an array. */
 void        srv_put_token(const srv *s, int32_t id, kvd_buf *b);
 void        srv_put_token_bytes(const srv *s, int32_t id, kvd_buf *b);

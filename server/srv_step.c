@@ -43,8 +43,9 @@ void srv_step_finish(srv_engine *e, srv_slot *s, srv_finish why, int32_t stop)
     srv_job   *j = g->job;
     srv_event *ev;
 
-    if (stop < 0)
-        srv_gen_flush(g, e);
+    srv_gen_end(g, e, stop >= 0);
+    if (why == SRV_FINISH_STOP && stop < 0 && g->has_calls)
+        why = SRV_FINISH_CALLS;
     count_time(g);
     ev = srv_event_new(SRV_EVENT_FINISH, g->choice, NULL, 0, 0);
     if (ev) {

@@ -99,8 +99,8 @@ void srv_route_detokenize(srv *s, srv_call *c)
 void srv_route_template(srv *s, srv_call *c)
 {
     static const char *const names[]   = { "messages", "add_generation_prompt",
-                                           "chat_template_kwargs", "model" };
-    static const srv_refused refused[] = { { "chat_template", "" }, { "tools", "[]" } };
+                                           "chat_template_kwargs", "tools", "model" };
+    static const srv_refused refused[] = { { "chat_template", "" } };
     srv_fields               f;
     char                    *text  = NULL;
     kvd_span                *spans = NULL;
@@ -108,7 +108,8 @@ void srv_route_template(srv *s, srv_call *c)
 
     if (srv_fields_open(&f, s, c)) {
         srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
-        if (!f.bad && srv_render(&f, &text, &len, &spans, &n)) {
+        if (!f.bad && srv_render(&f, srv_get(f.root, "messages"), srv_get(f.root, "tools"), &text,
+                                 &len, &spans, &n)) {
             c->reply.status = 200;
             kvd_buf_puts(&c->reply.body, "{\"prompt\":");
             srv_put_string(&c->reply.body, text, len);

@@ -118,7 +118,7 @@ class Server:
                 data = line[6:]
                 yield data if data == "[DONE]" else json.loads(data)
             else:
-                assert line == "" or line.startswith(":"), line
+                assert line == "" or line.startswith((":", "event: ")), line
         c.close()
 
     def raw(self, data=b""):

@@ -8,6 +8,7 @@ import random
 from kvserver import HERE, Server, main, text_of
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -206,8 +207,7 @@ def test_refuses_by_name():
         e = s.post(CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
                    want=400)["error"]
         assert e["param"] == "messages[0]", e
-        for field, value in (("tools", [{"type": "function"}]), ("tool_choice", "required"),
-                             ("audio", {}),
+        for field, value in (("audio", {}), ("function_call", "f"),
                              ("modalities", ["audio"]), ("prediction", {}), ("functions", [{}]),
                              ("chat_template", "{{ x }}"), ("store", True)):
             e = s.error(CHAT, {"messages": HELLO, field: value}, field)
@@ -275,7 +275,8 @@ def test_bodies():
         for line in (HERE / "data" / "jsontestsuite.txt").read_text().splitlines():
             name, _, data = line.partition(" ")
             data = base64.b64decode(data)
-            for path in (COMPLETION, CHAT, "/tokenize", "/detokenize", "/apply-template"):
+            for path in (COMPLETION, CHAT, MESSAGES, MESSAGES + "/count_tokens", RESPONSES,
+                         "/tokenize", "/detokenize", "/apply-template"):
                 status, _, out = s.call("POST", path, body=data)
                 assert status == 400 and json.loads(out)["error"]["message"], (name, status, out)
             if name.startswith("n_"):
@@ -314,6 +315,66 @@ def test_cache_by_content():
         status, _, data = s.call("DELETE", "/cache")
         assert status == 200, data
         assert cached(a) == 0 and cached(b) == 0 and cached(a, cache_salt="you") == 0
+
+
+def test_messages():
+    """Anthropic's shape: system and blocks become the same prompt; errors are in that shape."""
+    with Server() as s:
+        ask = {"messages": HELLO, "max_tokens": 9, "logit_bias": {"261": -100}}
+        a = s.post(MESSAGES, {**ask, "system": [{"type": "text", "text": "be brief"}]})
+        system = [{"role": "system", "content": "be brief"}]
+        chat = s.post(CHAT, {**ask, "messages": system + HELLO})
+        assert a["content"][0]["text"] == chat["choices"][0]["message"]["content"], (a, chat)
+        u = a["usage"]
+        assert u["input_tokens"] == chat["usage"]["prompt_tokens"] and u["output_tokens"] == 9
+        text, kinds = "", []
+        for e in s.stream(MESSAGES, {**ask, "system": "be brief"}):
+            kinds.append(e["type"])
+            text += e["delta"].get("text", "") if e["type"] == "content_block_delta" else ""
+        assert text == a["content"][0]["text"] and kinds[-1] == "message_stop", kinds
+        for body, word in (
+                ({}, "max_tokens"), ([], "JSON"), ({**ask, "top_p": 2}, "top_p"),
+                ({**ask, "mcp_servers": [1]}, "mcp_servers"), ({**ask, "tools": [5]}, "tools"),
+                ({**ask, "tool_choice": "any"}, "tool_choice")):
+            e = s.post(MESSAGES, body, want=400)
+            assert e["type"] == "error" and e["error"]["type"] == "invalid_request_error", e
+            assert word in e["error"]["message"], e
+        assert s.get(MESSAGES + "/none", want=404)["error"]["type"] == "not_found_error"
+        assert s.get(MESSAGES, want=405)["type"] == "error"
+
+
+def test_responses():
+    """OpenAI's newer shape: the same prompt as a chat's; what would need a memory is refused."""
+    with Server() as s:
+        ask = {"input": "hello", "max_output_tokens": 9, "logit_bias": {"261": -100}}
+        a = s.post(RESPONSES, ask)
+        chat = s.post(CHAT, {"messages": HELLO, "max_tokens": 9, "logit_bias": {"261": -100}})
+        text = a["output"][0]["content"][0]["text"]
+        assert text == chat["choices"][0]["message"]["content"], (a, chat)
+        assert a["output"][0]["status"] == a["status"] == "incomplete"
+        events = list(s.stream(RESPONSES, ask))
+        assert [e["sequence_number"] for e in events] == list(range(len(events)))
+        assert "".join(e.get("delta", "") for e in events) == text
+        last = events[-1]["response"]
+        assert last["output"][0]["content"] == a["output"][0]["content"]
+        for field, value in (("store", True), ("previous_response_id", "resp_1"),
+                             ("conversation", "c"), ("background", True), ("top_logprobs", 3),
+                             ("reasoning", {"effort": "high"}), ("truncation", "auto"),
+                             ("include", ["message.output_text.logprobs"])):
+            e = s.error(RESPONSES, {**ask, field: value}, field)
+            assert "not supported" in e["message"], e
+        for field, value in (("input", []), ("input", 5), ("input", None), ("instructions", 5),
+                             ("max_output_tokens", -1), ("text", {"format": {"type": "xml"}}),
+                             ("text", {"verbosity": "low"}), ("tools", 5), ("tool_choice", {}),
+                             ("tools", [{"type": "web_search"}]), ("tool_choice", "required"),
+                             ("text", {"format": {"type": "json_schema", "schema": {"enum": []}}})):
+            s.error(RESPONSES, {**ask, field: value}, field)
+        for item in (5, {}, {"role": "user"}, {"role": "user", "content": [{"type": "text"}]},
+                     {"type": "reasoning"}, {"type": "function_call", "name": "f"},
+                     {"type": "function_call_output", "output": "x"}):
+            s.error(RESPONSES, {"input": [item]}, "input[0]")
+        s.post(RESPONSES, {**ask, "store": False, "previous_response_id": None, "include": [],
+                           "truncation": "disabled", "metadata": {"a": "b"}, "reasoning": {}})
 
 
 def test_progress():

@@ -9,17 +9,20 @@ import random
 import threading
 import time
 
-from kvserver import SLOW, Server, main
+from kvserver import HERE, SLOW, Server, main
 
 SECONDS = float(os.environ.get("KVD_FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("KVD_FUZZ_SEED", str(time.time_ns() % 1000000)))
 ASK = {"prompt": "as before", "max_tokens": 12, "logit_bias": {"261": -100}}
-PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/apply-template")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens",
+         "/v1/responses", "/tokenize", "/detokenize", "/apply-template")
 GETS = ("/health", "/v1/models", "/props", "/slots", "/nothing")
 FIELDS = ("prompt messages max_tokens max_completion_tokens temperature top_p top_k min_p n seed "
           "logit_bias stop stream stream_options logprobs top_logprobs echo presence_penalty "
           "frequency_penalty repetition_penalty repeat_last_n ignore_eos return_progress "
-          "debug_cache cache_salt best_of suffix tools response_format content tokens "
+          "debug_cache cache_salt best_of suffix tools tool_choice parallel_tool_calls tool_calls "
+          "response_format content tokens system stop_sequences output_config "
+          "input instructions text max_output_tokens "
           "add_special with_pieces add_generation_prompt chat_template_kwargs model user "
           "unknown_one").split()
 STATUS = {200, 204, 400, 401, 403, 404, 405, 411, 413, 414, 417, 429, 431, 501, 503, 505}
@@ -49,21 +52,46 @@ def message(rng):
          "content": rng.choice(("hi", "", [{"type": "text", "text": "part"}], None, 5))}
     if rng.random() < 0.2:
         m[rng.choice(FIELDS)] = value(rng)
+    if rng.random() < 0.1:
+        m["tool_calls"] = [{"function": {"name": "f", "arguments": value(rng)}}]
+    if rng.random() < 0.1:
+        m["content"] = [rng.choice((
+            {"type": "text", "text": "part"}, {"type": "tool_use", "id": "1", "name": "f",
+                                               "input": {}},
+            {"type": "tool_result", "tool_use_id": "1", "content": "x"}))]
     return m
+
+
+def tool(rng):
+    schema = {"type": rng.choice(("object", "string", 5)), "properties": {"a": value(rng)}}
+    return {"type": "function", "function": {"name": rng.choice("fgh"), "parameters": schema,
+                                             "strict": rng.random() < 0.5}}
 
 
 def body(rng):
     """A request that may well be served, with some fields of odd values."""
     b = {"max_tokens": rng.randrange(8), "n": rng.choice((1, 1, 2))}
     path = rng.choice(PATHS)
-    if "chat" in path or "template" in path:
+    if "chat" in path or "template" in path or "messages" in path:
         b["messages"] = [message(rng) for _ in range(rng.randrange(1, 4))]
     elif "detok" in path:
         b["tokens"] = [rng.randrange(264) for _ in range(rng.randrange(20))]
     elif "tok" in path:
         b["content"] = "some text"
+    elif "responses" in path:
+        b["max_output_tokens"] = 5
+        b["input"] = rng.choice(("text", [{**message(rng), "type": rng.choice((
+            "message", "function_call", "function_call_output", "reasoning")), "call_id": "c",
+            "name": "f", "arguments": "{}", "output": "x"} for _ in range(rng.randrange(1, 4))]))
     else:
         b["prompt"] = rng.choice(("text", ["a", "b"], [1, 2, 3], [[1], [2, 3]], "long " * 200))
+    if rng.random() < 0.2:
+        b["tools"] = [tool(rng) for _ in range(rng.randrange(1, 3))]
+        b["tool_choice"] = rng.choice(("auto", "none", "required"))
+        if "messages" in path:
+            b["tools"] = [{"name": t["function"]["name"],
+                           "input_schema": t["function"]["parameters"]} for t in b["tools"]]
+            b["tool_choice"] = {"type": rng.choice(("auto", "any", "none"))}
     for _ in range(rng.randrange(4)):
         b[rng.choice(FIELDS)] = value(rng)
     if not isinstance(b.get("max_tokens"), int) or b["max_tokens"] > 50:
@@ -130,7 +158,8 @@ def send(s, rng):
 
 def test_random_requests():
     print(f"KVD_FUZZ_SEED={SEED}", flush=True)
-    with Server("--read-timeout", "1", "--parallel", "3") as s:
+    with Server("--read-timeout", "1", "--parallel", "3", "--chat-template",
+                str(HERE / "data" / "hermes.jinja")) as s:
         want = s.post("/v1/completions", ASK)["choices"]
         end, wrong, count = time.monotonic() + SECONDS, [], [0]
 

@@ -13,10 +13,13 @@ if os.path.basename(os.path.dirname(os.path.dirname(sys.executable))) != "client
     os.execv(python, [python, *sys.argv])
 
 import asyncio
+import json
+from typing import Literal
 
 import openai
+import pydantic
 
-from kvserver import Server, main
+from kvserver import HERE, Server, main
 
 KEY = "sk-of-the-test"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -117,6 +120,117 @@ def test_errors():
             model="t", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]),
             param="tools")
         raises(openai.NotFoundError, lambda: c.embeddings.create(model="t", input="x"))
+
+
+class Trip(pydantic.BaseModel):
+    """Go somewhere."""
+    city: Literal["Oslo", "Rome"]
+    days: Literal[1, 2, 3]
+
+
+HERMES = ("--chat-template", str(HERE / "data" / "hermes.jinja"))
+DENSE = {"9": -100, "10": -100, "13": -100, "32": -100}  # no white space between what counts
+
+
+def test_response_format():
+    """The client makes a schema of a class, and an object of the answer."""
+    with server() as s:
+        c = connect(s).chat.completions
+        for seed in range(4):
+            a = c.parse(model="tiny", messages=HELLO, response_format=Trip, seed=seed,
+                        temperature=1.5, logit_bias=DENSE)
+            assert isinstance(a.choices[0].message.parsed, Trip), a
+        raises(openai.LengthFinishReasonError, lambda: c.parse(
+            model="tiny", messages=HELLO, response_format=Trip, max_tokens=3))
+
+
+def test_tools():
+    """The client's own loop: a call, its result, and on."""
+    tool = openai.pydantic_function_tool(Trip)
+    with server(*HERMES) as s:
+        c = connect(s).chat.completions
+        ask = dict(model="tiny", messages=HELLO, tools=[tool], tool_choice="required",
+                   parallel_tool_calls=False, logit_bias=DENSE)
+        choice = c.parse(**ask).choices[0]
+        call = choice.message.tool_calls[0]
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        assert isinstance(call.function.parsed_arguments, Trip), call
+        with c.stream(**ask) as stream:
+            kinds = [event.type for event in stream]
+            last = stream.get_final_completion().choices[0]
+        assert "tool_calls.function.arguments.delta" in kinds, kinds
+        assert last.message.tool_calls[0].function == call.function
+        messages = HELLO + [choice.message.to_dict(),
+                            {"role": "tool", "tool_call_id": call.id, "content": "snow"}]
+        a = c.create(model="tiny", messages=messages, tools=[tool], tool_choice="none",
+                     max_tokens=5, extra_body={"ignore_eos": True})
+        assert a.choices[0].message.content and not a.choices[0].message.tool_calls
+
+
+WEATHER = {"type": "function", "name": "weather", "strict": True,
+           "parameters": {"type": "object", "additionalProperties": False, "required": ["city"],
+                          "properties": {"city": {"enum": ["Oslo", "Rome"]}}}}
+
+
+def test_responses():
+    with server(*HERMES) as s:
+        c = connect(s).responses
+        ask = dict(model="tiny", input="hello", instructions="be brief", max_output_tokens=12,
+                   extra_body={"logit_bias": BIAS})
+        a = c.create(**ask)
+        assert a.status == "incomplete" and a.incomplete_details.reason == "max_output_tokens"
+        assert a.object == "response" and a.instructions == "be brief" and a.error is None
+        assert a.output_text and a.output[0].role == "assistant" and a.store is False
+        assert a.usage.output_tokens == 12 and a.usage.input_tokens_details.cached_tokens == 0
+        assert a.usage.total_tokens == a.usage.input_tokens + 12
+        kinds, numbers, text = [], [], ""
+        for e in c.create(**ask, stream=True):
+            kinds.append(e.type)
+            numbers.append(e.sequence_number)
+            text += e.delta if e.type == "response.output_text.delta" else ""
+            if e.type in ("response.output_text.done", "response.incomplete"):
+                last = e
+                assert getattr(e, "text", text) == text
+        assert text == a.output_text == last.response.output_text
+        assert numbers == list(range(len(numbers)))
+        assert kinds[:4] == ["response.created", "response.in_progress",
+                             "response.output_item.added", "response.content_part.added"], kinds
+        assert kinds[-4:] == ["response.output_text.done", "response.content_part.done",
+                              "response.output_item.done", "response.incomplete"], kinds
+        items = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+                 a.output[0].to_dict(), {"role": "user", "content": "go on"}]
+        b = c.create(**{**ask, "input": items})
+        assert b.usage.input_tokens > a.usage.input_tokens
+        assert c.create(model="tiny", input="x", extra_body={"logit_bias": {"261": 100}}) \
+            .status == "completed"
+        parsed = c.parse(model="tiny", input="hello", text_format=Trip,
+                         extra_body={"logit_bias": DENSE})
+        assert isinstance(parsed.output_parsed, Trip), parsed
+
+
+def test_responses_tools():
+    with server(*HERMES) as s:
+        c = connect(s).responses
+        ask = dict(model="tiny", input="hello", tools=[WEATHER], parallel_tool_calls=False,
+                   tool_choice="required", extra_body={"logit_bias": DENSE})
+        a = c.create(**ask)
+        call = a.output[0]
+        assert a.status == "completed" and len(a.output) == 1 and call.type == "function_call"
+        assert call.name == "weather" and json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+        kinds, args = set(), ""
+        with c.stream(**ask) as stream:
+            for e in stream:
+                kinds.add(e.type)
+                args += e.delta if e.type == "response.function_call_arguments.delta" else ""
+            last = stream.get_final_response()
+        assert args == call.arguments == last.output[0].arguments
+        assert "response.function_call_arguments.done" in kinds, kinds
+        on = [{"role": "user", "content": "hello"}, call.to_dict(),
+              {"type": "function_call_output", "call_id": call.call_id, "output": "snow"}]
+        b = c.create(**{**ask, "input": on, "tool_choice": "none"}, max_output_tokens=4)
+        assert b.output[0].type == "message" and b.usage.input_tokens > 0
+        named = c.create(**{**ask, "tool_choice": {"type": "function", "name": "weather"}})
+        assert named.output[0].arguments == call.arguments
 
 
 def test_many_at_once():

@@ -122,7 +122,7 @@ def test_slow_reader():
             assert a[-1] == "[DONE]"
         s.wait_idle(6)  # its time is over
         c.close()
-        assert any("canceled" in line for line in s.lines)
+        s.wait_for(lambda: any("canceled" in line for line in s.lines))
 
 
 def test_slow_reader_gets_all():

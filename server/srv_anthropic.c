@@ -1,0 +1,545 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_anthropic.c - /v1/messages: Anthropic's shape of a chat, made of content blocks. */
+#include <stdio.h>
+#include <string.h>
+
+#include "srv_fields.h"
+#include "srv_routes.h"
+#include "srv_shape.h"
+
+static const char *const names[] = { "messages", "model", "system", "max_tokens", "temperature",
+                                     "top_p", "top_k", "stop_sequences", "stream", "tools",
+                                     "tool_choice", "output_config",
+                                     /* ours */
+                                     "min_p", "presence_penalty", "frequency_penalty",
+                                     "repetition_penalty", "repeat_penalty", "repeat_last_n",
+                                     "seed", "logit_bias", "ignore_eos", "debug_cache",
+                                     "cache_salt", "add_generation_prompt", "chat_template_kwargs",
+                                     /* nothing to do for these */
+                                     "metadata", "cache_control" };
+
+static const srv_refused refused[] = { { "container", "" },
+                                       { "context_management", "" },
+                                       { "inference_geo", "" },
+                                       { "mcp_servers", "[]" },
+                                       { "service_tier", "\"auto\" \"standard_only\"" },
+                                       { "speed", "\"standard\"" },
+                                       { "thinking", "{\"type\":\"disabled\"}" } };
+
+#define WHERE_BYTES 64
+
+/* ---- answers ----------------------------------------------------------------------------------
+ */
+
+static void put_usage(const srv_job *j, kvd_buf *b)
+{
+    const srv_usage *u      = &j->usage;
+    const uint64_t   cached = u->n_cached[0] + u->n_cached[1] + u->n_cached[2];
+
+    kvd_buf_printf(b,
+                   "{\"input_tokens\":%llu,\"cache_creation_input_tokens\":0,"
+                   "\"cache_read_input_tokens\":%llu,\"output_tokens\":%llu}",
+                   (unsigned long long)(u->n_prompt - cached), (unsigned long long)cached,
+                   (unsigned long long)u->n_generated);
+}
+
+static void put_head(const srv *s, const srv_job *j, kvd_buf *b)
+{
+    kvd_buf_printf(b,
+                   "{\"id\":\"%s\",\"type\":\"message\",\"role\":\"assistant\",\"model\":", j->id);
+    srv_put_text(b, s->name);
+}
+
+/* "stop_reason":...,"stop_sequence":... */
+static void put_stop(const srv_job *j, const srv_answer *a, kvd_buf *b)
+{
+    static const char *const reasons[] = { [SRV_FINISH_STOP]   = "end_turn",
+                                           [SRV_FINISH_LENGTH] = "max_tokens",
+                                           [SRV_FINISH_CALLS]  = "tool_use" };
+
+    if (a->finish == SRV_FINISH_STOP && a->stop >= 0) {
+        kvd_buf_puts(b, "\"stop_reason\":\"stop_sequence\",\"stop_sequence\":");
+        srv_put_string(b, j->req.stop[a->stop], j->req.stop_len[a->stop]);
+    } else {
+        kvd_buf_printf(b, "\"stop_reason\":\"%s\",\"stop_sequence\":null", reasons[a->finish]);
+    }
+}
+
+static void put_tool_use(const srv_job *j, uint32_t call, const char *name, size_t n_name,
+                         kvd_buf *b)
+{
+    kvd_buf_puts(b, "{\"type\":\"tool_use\",\"id\":");
+    srv_put_call_id(j, 0, call, b);
+    kvd_buf_puts(b, ",\"name\":");
+    srv_put_string(b, name, n_name);
+    kvd_buf_puts(b, ",\"input\":");
+}
+
+/* The arguments of a call that was cut are no object: it has none then. */
+static void put_block(const srv_job *j, const srv_answer *a, uint32_t i, kvd_buf *b)
+{
+    const srv_piece p = srv_piece_at(a, i);
+
+    if (!p.is_call) {
+        kvd_buf_puts(b, "{\"type\":\"text\",\"text\":");
+        srv_put_string(b, a->said.data + p.at, p.len);
+    } else {
+        put_tool_use(j, p.call, a->said.data + p.name, p.n_name, b);
+        if (p.complete)
+            kvd_buf_put(b, a->said.data + p.at, p.len);
+        else
+            kvd_buf_puts(b, "{}");
+    }
+    kvd_buf_putc(b, '}');
+}
+
+static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
+{
+    put_head(s, j, b);
+    kvd_buf_puts(b, ",\"content\":[");
+    for (uint32_t i = 0; i < srv_n_piece(a); i++) {
+        if (i > 0)
+            kvd_buf_putc(b, ',');
+        put_block(j, a, i, b);
+    }
+    kvd_buf_puts(b, "],");
+    put_stop(j, a, b);
+    kvd_buf_puts(b, ",\"usage\":");
+    put_usage(j, b);
+    srv_put_extras(j, b);
+    kvd_buf_putc(b, '}');
+}
+
+/* ---- streams ------------------------------------------------------------------------------------
+ */
+
+static void begin_event(const char *type, kvd_buf *b)
+{
+    kvd_buf_printf(b, "event: %s\ndata: {\"type\":\"%s\"", type, type);
+}
+
+static void end_event(kvd_buf *b)
+{
+    kvd_buf_puts(b, "}\n\n");
+}
+
+static void put_start(const srv *s, srv_job *j, kvd_buf *b)
+{
+    if (j->has_role[0])
+        return;
+    j->has_role[0] = true;
+    begin_event("message_start", b);
+    kvd_buf_puts(b, ",\"message\":");
+    put_head(s, j, b);
+    kvd_buf_printf(b,
+                   ",\"content\":[],\"stop_reason\":null,\"stop_sequence\":null,\"usage\":"
+                   "{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,"
+                   "\"cache_read_input_tokens\":0,\"output_tokens\":0}}",
+                   j->req.input[0].n);
+    end_event(b);
+}
+
+static void close_block(srv_job *j, kvd_buf *b)
+{
+    if (!j->item_open)
+        return;
+    j->item_open = false;
+    begin_event("content_block_stop", b);
+    kvd_buf_printf(b, ",\"index\":%u", srv_n_piece(&j->answer) - 1);
+    end_event(b);
+}
+
+/* Text, a call or more of it; a block begins where the answer has one more piece by it. */
+static void put_piece(srv_job *j, const srv_event *e, kvd_buf *b)
+{
+    const uint32_t was = srv_n_piece(&j->answer);
+    const bool     begins =
+        e->kind == SRV_EVENT_CALL || (e->kind == SRV_EVENT_TEXT && srv_begins_text(&j->answer, e));
+
+    if (begins)
+        close_block(j, b);
+    srv_collect(&j->answer, e);
+    if (begins) {
+        j->item_open = true;
+        begin_event("content_block_start", b);
+        kvd_buf_printf(b, ",\"index\":%u,\"content_block\":", was);
+        if (e->kind == SRV_EVENT_CALL)
+            put_tool_use(j, e->call, e->text, e->len, b);
+        kvd_buf_puts(b, e->kind == SRV_EVENT_CALL ? "{}}" : "{\"type\":\"text\",\"text\":\"\"}");
+        end_event(b);
+    }
+    if (e->len == 0 || e->kind == SRV_EVENT_CALL)
+        return;
+    begin_event("content_block_delta", b);
+    kvd_buf_printf(b, ",\"index\":%u,\"delta\":{\"type\":%s:", srv_n_piece(&j->answer) - 1,
+                   e->kind == SRV_EVENT_TEXT ? "\"text_delta\",\"text\""
+                                             : "\"input_json_delta\",\"partial_json\"");
+    srv_put_string(b, e->text, e->len);
+    kvd_buf_putc(b, '}');
+    end_event(b);
+}
+
+static void put_end(const srv_job *j, kvd_buf *b)
+{
+    begin_event("message_delta", b);
+    kvd_buf_puts(b, ",\"delta\":{");
+    put_stop(j, &j->answer, b);
+    kvd_buf_puts(b, "},\"usage\":");
+    put_usage(j, b);
+    srv_put_extras(j, b);
+    end_event(b);
+    begin_event("message_stop", b);
+    end_event(b);
+}
+
+static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
+{
+    switch (e->kind) {
+    case SRV_EVENT_START:
+        put_start(s, j, b);
+        break;
+    case SRV_EVENT_PROGRESS:
+        break;
+    case SRV_EVENT_TEXT:
+    case SRV_EVENT_CALL:
+    case SRV_EVENT_ARGUMENTS:
+        put_piece(j, e, b);
+        break;
+    case SRV_EVENT_CALL_END:
+    case SRV_EVENT_FINISH:
+        srv_collect(&j->answer, e);
+        close_block(j, b);
+        break;
+    case SRV_EVENT_END:
+        put_end(j, b);
+        break;
+    case SRV_EVENT_ERROR:
+        kvd_buf_puts(b, "event: error\ndata: ");
+        srv_put_messages_error(b, e->status, e->text);
+        kvd_buf_puts(b, "\n\n");
+        break;
+    }
+}
+
+static const srv_shape shape = { .prefix    = "msg_",
+                                 .keepalive = "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+                                 .event     = event,
+                                 .whole     = whole };
+
+/* ---- messages, brought to the form of OpenAI's chats -------------------------------------------
+ */
+
+/* Takes m. */
+static bool add(srv_fields *f, json_t *list, json_t *m)
+{
+    return (m && json_array_append_new(list, m) == 0) ||
+           srv_fields_full(f, "no memory for the messages");
+}
+
+static bool add_said(srv_fields *f, json_t *list, const char *role, const kvd_buf *text,
+                     json_t *calls)
+{
+    json_t *m = text->oom ? NULL
+                          : json_pack("{s:s, s:s%}", "role", role, "content",
+                                      text->data ? text->data : "", text->len);
+
+    if (m && calls && json_object_set(m, "tool_calls", calls) != 0) {
+        json_decref(m);
+        m = NULL;
+    }
+    return add(f, list, m);
+}
+
+static bool is_type(const json_t *block, const char *type)
+{
+    const char *t = json_string_value(srv_get(block, "type"));
+
+    return t && strcmp(t, type) == 0;
+}
+
+static bool add_text(srv_fields *f, const json_t *block, const char *where, kvd_buf *text)
+{
+    const json_t *v = srv_get(block, "text");
+
+    if (!json_is_string(v))
+        return srv_fields_bad(f, where, "a block's text is not a string");
+    if (text->len)
+        kvd_buf_putc(text, '\n');
+    kvd_buf_put(text, json_string_value(v), json_string_length(v));
+    return true;
+}
+
+static bool add_result(srv_fields *f, json_t *list, const json_t *block, const char *where)
+{
+    json_t       *content = srv_get(block, "content"), *text;
+    const json_t *id      = srv_get(block, "tool_use_id");
+
+    if (!json_is_string(id))
+        return srv_fields_bad(f, where, "a tool_result has no tool_use_id");
+    if (!content)
+        text = json_string("");
+    else if (json_is_string(content))
+        text = json_incref(content);
+    else if (json_is_array(content))
+        text = srv_join_parts(f, content, where, "text");
+    else
+        return srv_fields_bad(f, where, "a result's content is neither a string nor a list");
+    if (f->bad)
+        return false;
+    return add(f, list,
+               json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", text));
+}
+
+static bool add_use(srv_fields *f, json_t *calls, const json_t *block, const char *where)
+{
+    json_t *id = srv_get(block, "id"), *name = srv_get(block, "name");
+    json_t *input = srv_get(block, "input");
+
+    if (!json_is_string(id) || !json_is_string(name) || !json_is_object(input))
+        return srv_fields_bad(f, where, "a tool_use has no id, name or input");
+    return add(f, calls,
+               json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function",
+                         "name", name, "arguments", input));
+}
+
+/* Results are messages of their own, text around them is the user's, in their order. */
+static bool add_user(srv_fields *f, json_t *list, const json_t *blocks, const char *where)
+{
+    kvd_buf text = { 0 };
+    size_t  i, was = json_array_size(list);
+    json_t *block;
+    bool    ok = true;
+
+    json_array_foreach(blocks, i, block)
+    {
+        if (is_type(block, "text"))
+            ok = add_text(f, block, where, &text);
+        else if (!is_type(block, "tool_result"))
+            ok = srv_fields_bad(f, where, "only blocks of text and tool_result are supported here");
+        else if (text.len)
+            ok = add_said(f, list, "user", &text, NULL) && add_result(f, list, block, where);
+        else
+            ok = add_result(f, list, block, where);
+        if (is_type(block, "tool_result"))
+            text.len = 0;
+        if (!ok)
+            break;
+    }
+    if (ok && (text.len || json_array_size(list) == was))
+        ok = add_said(f, list, "user", &text, NULL);
+    kvd_buf_free(&text);
+    return ok;
+}
+
+static bool add_assistant(srv_fields *f, json_t *list, const json_t *blocks, const char *where)
+{
+    kvd_buf text  = { 0 };
+    json_t *calls = json_array(), *block;
+    bool    ok    = true;
+    size_t  i;
+
+    json_array_foreach(blocks, i, block)
+    {
+        if (is_type(block, "text"))
+            ok = add_text(f, block, where, &text);
+        else if (is_type(block, "tool_use"))
+            ok = add_use(f, calls, block, where);
+        else
+            ok = srv_fields_bad(f, where, "only blocks of text and tool_use are supported here");
+        if (!ok)
+            break;
+    }
+    ok = ok && add_said(f, list, "assistant", &text, json_array_size(calls) ? calls : NULL);
+    json_decref(calls);
+    kvd_buf_free(&text);
+    return ok;
+}
+
+/* Text alone: a string, or blocks of it. */
+static bool add_plain(srv_fields *f, json_t *list, const char *role, json_t *content,
+                      const char *where)
+{
+    json_t *text;
+
+    if (json_is_string(content))
+        text = json_incref(content);
+    else if (json_is_array(content))
+        text = srv_join_parts(f, content, where, "text");
+    else
+        return srv_fields_bad(f, where, "content is neither a string nor a list of blocks");
+    if (f->bad)
+        return false;
+    return add(f, list, json_pack("{s:s, s:o}", "role", role, "content", text));
+}
+
+static bool add_message(srv_fields *f, json_t *list, const json_t *m, size_t i)
+{
+    const char *role    = json_string_value(srv_get(m, "role"));
+    json_t     *content = srv_get(m, "content");
+    char        where[WHERE_BYTES];
+
+    snprintf(where, sizeof(where), "messages[%zu]", i);
+    if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 &&
+                  strcmp(role, "system") != 0))
+        return srv_fields_bad(f, where, "role is none of user, assistant, system");
+    if (!json_is_array(content) || *role == 's')
+        return add_plain(f, list, role, content, where);
+    return *role == 'u' ? add_user(f, list, content, where)
+                        : add_assistant(f, list, content, where);
+}
+
+/* NULL: they are not what they should be, as the reply says. */
+static json_t *get_messages(srv_fields *f)
+{
+    json_t     *in = srv_get(f->root, "messages"), *system = srv_get(f->root, "system");
+    json_t     *list = json_array(), *m;
+    const char *last = json_string_value(
+        srv_get(json_array_get(in, json_array_size(in) ? json_array_size(in) - 1 : 0), "role"));
+    size_t i;
+
+    if (!json_is_array(in) || json_array_size(in) == 0)
+        srv_fields_bad(f, "messages", "expected a list of messages");
+    else if (last && strcmp(last, "assistant") == 0)
+        srv_fields_bad(f, "messages", "the last one is the assistant's: answers cannot be begun");
+    if (system && !f->bad)
+        add_plain(f, list, "system", system, "system");
+    json_array_foreach(in, i, m)
+    {
+        if (f->bad || !add_message(f, list, m, i))
+            break;
+    }
+    if (!f->bad)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
+/* ---- requests ----------------------------------------------------------------------------------
+ */
+
+static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
+{
+    const char *type   = json_string_value(srv_get(tool, "type"));
+    json_t     *schema = srv_get(tool, "input_schema");
+    json_t     *name   = srv_get(tool, "name");
+
+    if (!json_is_object(tool) || (type && strcmp(type, "custom") != 0))
+        srv_fields_bad(f, "tools", "entry %zu is no tool of the client's own", i);
+    else if (!json_is_string(name))
+        srv_fields_bad(f, "tools", "entry %zu has no name", i);
+    else if (!json_is_object(schema))
+        srv_fields_bad(f, "tools", "entry %zu: input_schema: expected a schema, an object", i);
+    if (f->bad)
+        return NULL;
+    return json_pack("{s:s, s:{s:O, s:O*, s:O, s:O*}}", "type", "function", "function", "name",
+                     name, "description", srv_get(tool, "description"), "parameters", schema,
+                     "strict", srv_get(tool, "strict"));
+}
+
+/* NULL: there are none, or they are not what they should be. */
+static json_t *get_functions(srv_fields *f)
+{
+    json_t *in = srv_get(f->root, "tools"), *tool, *list;
+    size_t  i;
+
+    if (!in)
+        return NULL;
+    if (!json_is_array(in))
+        srv_fields_bad(f, "tools", "expected a list of tools");
+    list = json_array();
+    json_array_foreach(in, i, tool)
+    {
+        json_t *function = function_of(f, tool, i);
+
+        if (f->bad || !add(f, list, function))
+            break;
+    }
+    return list;
+}
+
+static void get_choice(srv_fields *f, srv_tools *t)
+{
+    const json_t *o    = srv_get_object(f, f->root, "tool_choice");
+    const char   *type = json_string_value(srv_get(o, "type"));
+
+    srv_get_bool(f, o, "disable_parallel_tool_use", &t->single);
+    if (!o)
+        return;
+    t->name = json_string_value(srv_get(o, "name"));
+    if (type && (strcmp(type, "any") == 0 || (strcmp(type, "tool") == 0 && t->name))) {
+        t->name   = *type == 't' ? t->name : NULL;
+        t->choice = SRV_CHOICE_CALL;
+    } else if (type && (strcmp(type, "auto") == 0 || strcmp(type, "none") == 0)) {
+        t->name   = NULL;
+        t->choice = *type == 'n' ? SRV_CHOICE_NONE : SRV_CHOICE_AUTO;
+    } else {
+        srv_fields_bad(f, "tool_choice", "type: expected auto, any, none, or tool with a name");
+    }
+}
+
+static void get_output(srv_fields *f, srv_request *r)
+{
+    const json_t *o = srv_get_object(f, f->root, "output_config");
+
+    if (srv_get(o, "effort"))
+        srv_fields_bad(f, "output_config", "effort: is not supported here");
+    srv_get_format(f, "output_config", srv_get_object(f, o, "format"), r);
+}
+
+/* What both routes read: the prompt, with what belongs to it. */
+static bool get_request(srv_fields *f, srv_request *r)
+{
+    srv_tools     t         = { 0 };
+    json_t       *functions = NULL, *messages = NULL;
+    const json_t *shown;
+
+    srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
+    srv_get_params(f, r);
+    srv_get_u32(f, f->root, "max_tokens", 0, UINT32_MAX - 1, &r->n_max);
+    srv_get_stops(f, r, "stop_sequences");
+    get_output(f, r);
+    get_choice(f, &t);
+    if (!f->bad)
+        t.list = functions = get_functions(f);
+    shown = srv_use_tools(f, "output_config", &t, r);
+    if (!f->bad)
+        messages = get_messages(f);
+    if (messages)
+        srv_get_prompt(f, messages, shown, r);
+    json_decref(functions);
+    json_decref(messages);
+    return !f->bad;
+}
+
+static void answer(srv *s, srv_call *c, bool count)
+{
+    srv_fields f;
+    srv_job   *j = srv_job_new();
+
+    if (!j) {
+        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
+        return;
+    }
+    if (srv_fields_open(&f, s, c)) {
+        if (!count && !srv_get(f.root, "max_tokens"))
+            srv_fields_bad(&f, "max_tokens", "is missing");
+        if (!f.bad && get_request(&f, &j->req) && !count) {
+            srv_submit(s, c, j, &shape);
+        } else if (!f.bad) {
+            c->reply.status = 200;
+            kvd_buf_printf(&c->reply.body, "{\"input_tokens\":%u}", j->req.input[0].n);
+        }
+    }
+    srv_fields_close(&f);
+    srv_job_unref(j);
+}
+
+void srv_route_messages(srv *s, srv_call *c)
+{
+    answer(s, c, false);
+}
+
+void srv_route_count(srv *s, srv_call *c)
+{
+    answer(s, c, true);
+}

@@ -1,0 +1,537 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_responses.c - /v1/responses: OpenAI's newer shape of a chat, made of items.  Nothing is kept
+ * of an answer: the next request brings all items with it. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "srv_fields.h"
+#include "srv_routes.h"
+#include "srv_shape.h"
+
+static const char *const names[] = { "input", "model", "instructions", "max_output_tokens",
+                                     "temperature", "top_p", "stream", "stream_options", "text",
+                                     "tools", "tool_choice", "parallel_tool_calls",
+                                     /* ours */
+                                     "top_k", "min_p", "presence_penalty", "frequency_penalty",
+                                     "repetition_penalty", "repeat_penalty", "repeat_last_n",
+                                     "seed", "logit_bias", "stop", "ignore_eos", "debug_cache",
+                                     "cache_salt", "add_generation_prompt", "chat_template_kwargs",
+                                     /* nothing to do for these */
+                                     "metadata", "user", "safety_identifier", "prompt_cache_key" };
+
+static const srv_refused refused[] = { { "background", "false" },
+                                       { "context_management", "[]" },
+                                       { "conversation", "" },
+                                       { "include", "[] [\"reasoning.encrypted_content\"]" },
+                                       { "max_tool_calls", "" },
+                                       { "previous_response_id", "" },
+                                       { "prompt", "" },
+                                       { "prompt_cache_retention", "" },
+                                       { "reasoning", "{} {\"effort\":\"none\"}" },
+                                       { "service_tier", "\"auto\" \"default\"" },
+                                       { "store", "false" },
+                                       { "top_logprobs", "0" },
+                                       { "truncation", "\"disabled\"" } };
+
+#define WHERE_BYTES 64
+
+/* ---- answers ----------------------------------------------------------------------------------
+ */
+
+static void put_usage(const srv_job *j, kvd_buf *b)
+{
+    const srv_usage *u = &j->usage;
+
+    kvd_buf_printf(b,
+                   "{\"input_tokens\":%llu,\"input_tokens_details\":{\"cached_tokens\":%llu,"
+                   "\"cache_write_tokens\":0},\"output_tokens\":%llu,\"output_tokens_details\":"
+                   "{\"reasoning_tokens\":0},\"total_tokens\":%llu}",
+                   (unsigned long long)u->n_prompt,
+                   (unsigned long long)(u->n_cached[0] + u->n_cached[1] + u->n_cached[2]),
+                   (unsigned long long)u->n_generated,
+                   (unsigned long long)(u->n_prompt + u->n_generated));
+}
+
+static void put_item_id(const srv_job *j, const srv_answer *a, uint32_t i, kvd_buf *b)
+{
+    kvd_buf_printf(b, "\"%s_%s_%u\"", srv_piece_at(a, i).is_call ? "fc" : "msg",
+                   j->id + strlen(j->shape->prefix), i);
+}
+
+/* What is whole: all but a last piece that the limit has cut. */
+static const char *status_of(const srv_answer *a, uint32_t i)
+{
+    const srv_piece p   = srv_piece_at(a, i);
+    const bool      cut = a->finish == SRV_FINISH_LENGTH && i + 1 == srv_n_piece(a);
+
+    return (p.is_call ? p.complete : !cut) ? "completed" : "incomplete";
+}
+
+static void put_part(const char *text, size_t len, kvd_buf *b)
+{
+    kvd_buf_puts(b, "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":");
+    srv_put_string(b, text, len);
+    kvd_buf_putc(b, '}');
+}
+
+/* Item i of the output; one that begins has nothing in it yet. */
+static void put_item(const srv_job *j, const srv_answer *a, uint32_t i, bool begins, kvd_buf *b)
+{
+    const srv_piece p = srv_piece_at(a, i);
+
+    kvd_buf_puts(b, "{\"id\":");
+    put_item_id(j, a, i, b);
+    kvd_buf_printf(b, ",\"status\":\"%s\"", begins ? "in_progress" : status_of(a, i));
+    if (p.is_call) {
+        kvd_buf_puts(b, ",\"type\":\"function_call\",\"call_id\":");
+        srv_put_call_id(j, 0, p.call, b);
+        kvd_buf_puts(b, ",\"name\":");
+        srv_put_string(b, a->said.data + p.name, p.n_name);
+        kvd_buf_puts(b, ",\"arguments\":");
+        srv_put_string(b, a->said.data + p.at, begins ? 0 : p.len);
+        kvd_buf_putc(b, '}');
+        return;
+    }
+    kvd_buf_puts(b, ",\"type\":\"message\",\"role\":\"assistant\",\"content\":[");
+    if (!begins)
+        put_part(a->said.data + p.at, p.len, b);
+    kvd_buf_puts(b, "]}");
+}
+
+/* The response; without an answer it has just begun, with an error it has failed. */
+static void put_response(const srv *s, const srv_job *j, const srv_answer *a, const char *error,
+                         kvd_buf *b)
+{
+    const bool  cut    = a && a->finish == SRV_FINISH_LENGTH;
+    const char *status = error ? "failed" : !a ? "in_progress" : cut ? "incomplete" : "completed";
+
+    kvd_buf_printf(b,
+                   "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\","
+                   "\"background\":false,\"store\":false,\"previous_response_id\":null,"
+                   "\"truncation\":\"disabled\",\"reasoning\":{\"effort\":null,\"summary\":null},"
+                   "\"model\":",
+                   j->id, (long long)j->created, status);
+    srv_put_text(b, s->name);
+    kvd_buf_putc(b, ',');
+    kvd_buf_put(b, j->req.again.data + 1, j->req.again.len - 2); /* without its brackets */
+    kvd_buf_puts(b, ",\"error\":");
+    if (error) {
+        kvd_buf_puts(b, "{\"code\":\"server_error\",\"message\":");
+        srv_put_text(b, error);
+        kvd_buf_putc(b, '}');
+    } else {
+        kvd_buf_puts(b, "null");
+    }
+    kvd_buf_printf(b, ",\"incomplete_details\":%s,\"output\":[",
+                   cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    for (uint32_t i = 0; a && i < srv_n_piece(a); i++) {
+        if (i > 0)
+            kvd_buf_putc(b, ',');
+        put_item(j, a, i, false, b);
+    }
+    kvd_buf_puts(b, "],\"usage\":");
+    if (a) {
+        put_usage(j, b);
+        srv_put_extras(j, b);
+    } else {
+        kvd_buf_puts(b, "null");
+    }
+    kvd_buf_putc(b, '}');
+}
+
+static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
+{
+    put_response(s, j, a, NULL, b);
+}
+
+/* ---- streams ------------------------------------------------------------------------------------
+ */
+
+static void begin_event(srv_job *j, const char *type, kvd_buf *b)
+{
+    kvd_buf_printf(b, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%u", type, type,
+                   j->n_said++);
+}
+
+static void end_event(kvd_buf *b)
+{
+    kvd_buf_puts(b, "}\n\n");
+}
+
+static void say_response(srv *s, srv_job *j, const char *type, const srv_answer *a,
+                         const char *error, kvd_buf *b)
+{
+    begin_event(j, type, b);
+    kvd_buf_puts(b, ",\"response\":");
+    put_response(s, j, a, error, b);
+    end_event(b);
+}
+
+/* An event of the last item, up to what is its own. */
+static void begin_item_event(srv_job *j, const char *type, kvd_buf *b)
+{
+    const uint32_t i = srv_n_piece(&j->answer) - 1;
+
+    begin_event(j, type, b);
+    kvd_buf_printf(b, ",\"output_index\":%u,\"item_id\":", i);
+    put_item_id(j, &j->answer, i, b);
+}
+
+static void say_item(srv_job *j, const char *type, bool begins, kvd_buf *b)
+{
+    const uint32_t i = srv_n_piece(&j->answer) - 1;
+
+    begin_event(j, type, b);
+    kvd_buf_printf(b, ",\"output_index\":%u,\"item\":", i);
+    put_item(j, &j->answer, i, begins, b);
+    end_event(b);
+}
+
+static void say_part(srv_job *j, const char *type, const char *text, size_t len, kvd_buf *b)
+{
+    begin_item_event(j, type, b);
+    kvd_buf_puts(b, ",\"content_index\":0,\"part\":");
+    put_part(text, len, b);
+    end_event(b);
+}
+
+static void close_item(srv_job *j, kvd_buf *b)
+{
+    const srv_answer *a = &j->answer;
+    srv_piece         p;
+
+    if (!j->item_open || a->pieces.oom)
+        return;
+    j->item_open = false;
+    p            = srv_piece_at(a, srv_n_piece(a) - 1);
+    if (p.is_call) {
+        begin_item_event(j, "response.function_call_arguments.done", b);
+        kvd_buf_puts(b, ",\"name\":");
+        srv_put_string(b, a->said.data + p.name, p.n_name);
+        kvd_buf_puts(b, ",\"arguments\":");
+        srv_put_string(b, a->said.data + p.at, p.len);
+        end_event(b);
+    } else {
+        begin_item_event(j, "response.output_text.done", b);
+        kvd_buf_puts(b, ",\"content_index\":0,\"logprobs\":[],\"text\":");
+        srv_put_string(b, a->said.data + p.at, p.len);
+        end_event(b);
+        say_part(j, "response.content_part.done", a->said.data + p.at, p.len, b);
+    }
+    say_item(j, "response.output_item.done", false, b);
+}
+
+static void say_piece(srv_job *j, const srv_event *e, kvd_buf *b)
+{
+    const bool begins =
+        e->kind == SRV_EVENT_CALL || (e->kind == SRV_EVENT_TEXT && srv_begins_text(&j->answer, e));
+
+    if (begins)
+        close_item(j, b);
+    srv_collect(&j->answer, e);
+    if (srv_answer_oom(&j->answer)) {
+        b->oom = true; /* ends the stream */
+        return;
+    }
+    if (begins) {
+        j->item_open = true;
+        say_item(j, "response.output_item.added", true, b);
+        if (e->kind == SRV_EVENT_TEXT)
+            say_part(j, "response.content_part.added", "", 0, b);
+    }
+    if (e->len == 0 || e->kind == SRV_EVENT_CALL)
+        return;
+    begin_item_event(j,
+                     e->kind == SRV_EVENT_TEXT ? "response.output_text.delta"
+                                               : "response.function_call_arguments.delta",
+                     b);
+    if (e->kind == SRV_EVENT_TEXT)
+        kvd_buf_puts(b, ",\"content_index\":0,\"logprobs\":[]");
+    kvd_buf_puts(b, ",\"delta\":");
+    srv_put_string(b, e->text, e->len);
+    end_event(b);
+}
+
+static void say_error(srv *s, srv_job *j, const char *msg, kvd_buf *b)
+{
+    begin_event(j, "error", b);
+    kvd_buf_puts(b, ",\"code\":\"server_error\",\"param\":null,\"message\":");
+    srv_put_text(b, msg);
+    end_event(b);
+    say_response(s, j, "response.failed", NULL, msg, b);
+}
+
+static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
+{
+    switch (e->kind) {
+    case SRV_EVENT_START:
+        if (j->n_said == 0) {
+            say_response(s, j, "response.created", NULL, NULL, b);
+            say_response(s, j, "response.in_progress", NULL, NULL, b);
+        }
+        break;
+    case SRV_EVENT_PROGRESS:
+        break;
+    case SRV_EVENT_TEXT:
+    case SRV_EVENT_CALL:
+    case SRV_EVENT_ARGUMENTS:
+        say_piece(j, e, b);
+        break;
+    case SRV_EVENT_CALL_END:
+    case SRV_EVENT_FINISH:
+        srv_collect(&j->answer, e);
+        close_item(j, b);
+        break;
+    case SRV_EVENT_END:
+        say_response(s, j,
+                     j->answer.finish == SRV_FINISH_LENGTH ? "response.incomplete"
+                                                           : "response.completed",
+                     &j->answer, NULL, b);
+        break;
+    case SRV_EVENT_ERROR:
+        say_error(s, j, e->text, b);
+        break;
+    }
+}
+
+static const srv_shape shape = { .prefix = "resp_", .event = event, .whole = whole };
+
+/* ---- items, brought to the form of chats -------------------------------------------------------
+ */
+
+/* Takes m. */
+static bool add(srv_fields *f, json_t *list, json_t *m)
+{
+    return (m && json_array_append_new(list, m) == 0) ||
+           srv_fields_full(f, "no memory for the input");
+}
+
+/* A string, or parts of text; NULL: neither, as the reply says. */
+static json_t *text_of(srv_fields *f, json_t *v, const char *kind, const char *where)
+{
+    if (json_is_string(v))
+        return json_incref(v);
+    if (json_is_array(v))
+        return srv_join_parts(f, v, where, kind);
+    srv_fields_bad(f, where, "expected a string or a list of parts");
+    return NULL;
+}
+
+static bool add_message(srv_fields *f, json_t *list, const json_t *item, const char *where)
+{
+    json_t     *role = srv_get(item, "role"), *text;
+    const char *name = json_string_value(role);
+
+    if (!name)
+        return srv_fields_bad(f, where, "role is missing");
+    text = text_of(f, srv_get(item, "content"),
+                   strcmp(name, "assistant") == 0 ? "output_text" : "input_text", where);
+    return !f->bad && add(f, list, json_pack("{s:O, s:o}", "role", role, "content", text));
+}
+
+/* A call belongs to the assistant's message before it. */
+static bool add_call(srv_fields *f, json_t *list, const json_t *item, const char *where)
+{
+    const size_t n    = json_array_size(list);
+    json_t      *last = n ? json_array_get(list, n - 1) : NULL;
+    const char  *role = json_string_value(srv_get(last, "role"));
+    json_t      *id = srv_get(item, "call_id"), *name = srv_get(item, "name");
+    json_t      *args = srv_get(item, "arguments");
+
+    if (!json_is_string(id) || !json_is_string(name) || !json_is_string(args))
+        return srv_fields_bad(f, where, "a function_call has no call_id, name or arguments");
+    if (!role || strcmp(role, "assistant") != 0) {
+        if (!add(f, list, json_pack("{s:s, s:s}", "role", "assistant", "content", "")))
+            return false;
+        last = json_array_get(list, n);
+    }
+    if (!srv_get(last, "tool_calls") && json_object_set_new(last, "tool_calls", json_array()) != 0)
+        return srv_fields_full(f, "no memory for the input");
+    return add(f, srv_get(last, "tool_calls"),
+               json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function",
+                         "name", name, "arguments", args));
+}
+
+static bool add_output(srv_fields *f, json_t *list, const json_t *item, const char *where)
+{
+    json_t *id = srv_get(item, "call_id"), *text;
+
+    if (!json_is_string(id))
+        return srv_fields_bad(f, where, "a function_call_output has no call_id");
+    text = text_of(f, srv_get(item, "output"), "input_text", where);
+    return !f->bad &&
+           add(f, list,
+               json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", text));
+}
+
+static bool add_item(srv_fields *f, json_t *list, const json_t *item, size_t i)
+{
+    const char *type = json_string_value(srv_get(item, "type"));
+    char        where[WHERE_BYTES];
+
+    snprintf(where, sizeof(where), "input[%zu]", i);
+    if (!json_is_object(item))
+        return srv_fields_bad(f, where, "expected an object");
+    if (!type || strcmp(type, "message") == 0)
+        return add_message(f, list, item, where);
+    if (strcmp(type, "function_call") == 0)
+        return add_call(f, list, item, where);
+    if (strcmp(type, "function_call_output") == 0)
+        return add_output(f, list, item, where);
+    return srv_fields_bad(f, where, "items of type \"%.40s\" are not supported here", type);
+}
+
+/* NULL: they are not what they should be, as the reply says. */
+static json_t *get_messages(srv_fields *f)
+{
+    json_t *in = srv_get(f->root, "input"), *first = srv_get(f->root, "instructions");
+    json_t *list = json_array(), *item;
+    size_t  i;
+
+    if (first && !json_is_string(first))
+        srv_fields_bad(f, "instructions", "expected a string");
+    else if (first)
+        add(f, list, json_pack("{s:s, s:O}", "role", "system", "content", first));
+    if (json_is_string(in) && !f->bad)
+        add(f, list, json_pack("{s:s, s:O}", "role", "user", "content", in));
+    else if (!json_is_array(in) || json_array_size(in) == 0)
+        srv_fields_bad(f, "input", "expected a string or a list of items");
+    json_array_foreach(in, i, item)
+    {
+        if (f->bad || !add_item(f, list, item, i))
+            break;
+    }
+    if (!f->bad)
+        return list;
+    json_decref(list);
+    return NULL;
+}
+
+/* ---- requests ----------------------------------------------------------------------------------
+ */
+
+/* The function stands beside the type here, in chats below it.  NULL: there are no tools, or they
+ * are not what they should be. */
+static json_t *get_functions(srv_fields *f)
+{
+    json_t *in = srv_get(f->root, "tools"), *tool, *list;
+    size_t  i;
+
+    if (!in)
+        return NULL;
+    if (!json_is_array(in))
+        srv_fields_bad(f, "tools", "expected a list of tools");
+    list = json_array();
+    json_array_foreach(in, i, tool)
+    {
+        const char *type = json_string_value(srv_get(tool, "type"));
+
+        if (!type || strcmp(type, "function") != 0)
+            srv_fields_bad(f, "tools", "entry %zu is no tool of type function", i);
+        if (f->bad ||
+            !add(f, list,
+                 json_pack("{s:s, s:{s:O*, s:O*, s:O*, s:O*}}", "type", "function", "function",
+                           "name", srv_get(tool, "name"), "description",
+                           srv_get(tool, "description"), "parameters", srv_get(tool, "parameters"),
+                           "strict", srv_get(tool, "strict"))))
+            break;
+    }
+    return list;
+}
+
+static void get_choice(srv_fields *f, srv_tools *t)
+{
+    const json_t *v    = srv_get(f->root, "tool_choice");
+    bool          many = true;
+
+    srv_get_bool(f, f->root, "parallel_tool_calls", &many);
+    t->single = !many;
+    t->name   = json_string_value(srv_get(v, "name"));
+    if (t->name)
+        t->choice = SRV_CHOICE_CALL;
+    else if (v && !srv_choice_of(json_string_value(v), &t->choice))
+        srv_fields_bad(f, "tool_choice", "expected none, auto, required or a function");
+}
+
+static void get_text(srv_fields *f, srv_request *r)
+{
+    const json_t *o         = srv_get_object(f, f->root, "text");
+    const char   *verbosity = json_string_value(srv_get(o, "verbosity"));
+
+    if (srv_get(o, "verbosity") && (!verbosity || strcmp(verbosity, "medium") != 0))
+        srv_fields_bad(f, "text", "verbosity: is not supported here");
+    srv_get_format(f, "text", srv_get_object(f, o, "format"), r);
+}
+
+/* 0.8 and not what a float makes of it. */
+static double decimal(float x)
+{
+    return round((double)x * 1e6) * 1e-6;
+}
+
+/* What a response says of its request. */
+static bool keep_request(srv_fields *f, srv_request *r)
+{
+    static const struct {
+        const char *name, *or_else;
+    } said[]   = { { "instructions", "null" },
+                   { "max_output_tokens", "null" },
+                   { "metadata", "{}" },
+                   { "parallel_tool_calls", "true" },
+                   { "text", "{\"format\":{\"type\":\"text\"}}" },
+                   { "tool_choice", "\"auto\"" },
+                   { "tools", "[]" } };
+    json_t *o  = json_pack("{s:f, s:f}", "temperature", decimal(r->sampling.temperature), "top_p",
+                           decimal(r->sampling.top_p));
+    bool    ok = o != NULL;
+
+    for (size_t i = 0; ok && i < KVD_COUNTOF(said); i++) {
+        json_t *v = srv_get(f->root, said[i].name);
+
+        v  = v ? json_incref(v) : srv_parse_json(said[i].or_else, strlen(said[i].or_else));
+        ok = json_object_set_new(o, said[i].name, v) == 0;
+    }
+    ok = ok ? srv_put_json(f, o, &r->again) : srv_fields_full(f, "no memory for the request");
+    json_decref(o);
+    return ok;
+}
+
+static bool get_request(srv_fields *f, srv_request *r)
+{
+    srv_tools     t         = { 0 };
+    json_t       *functions = NULL, *messages = NULL;
+    const json_t *shown;
+
+    srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
+    srv_get_params(f, r);
+    srv_get_u32(f, f->root, "max_output_tokens", 0, UINT32_MAX - 1, &r->n_max);
+    srv_get_stops(f, r, "stop");
+    get_text(f, r);
+    get_choice(f, &t);
+    if (!f->bad)
+        t.list = functions = get_functions(f);
+    shown = srv_use_tools(f, "text", &t, r);
+    if (!f->bad)
+        messages = get_messages(f);
+    if (messages && keep_request(f, r))
+        srv_get_prompt(f, messages, shown, r);
+    json_decref(functions);
+    json_decref(messages);
+    return !f->bad;
+}
+
+void srv_route_responses(srv *s, srv_call *c)
+{
+    srv_fields f;
+    srv_job   *j = srv_job_new();
+
+    if (!j) {
+        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
+        return;
+    }
+    if (srv_fields_open(&f, s, c) && get_request(&f, &j->req))
+        srv_submit(s, c, j, &shape);
+    srv_fields_close(&f);
+    srv_job_unref(j);
+}

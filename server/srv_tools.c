@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_tools.c - functions that a model may call: checked, shown to the template, and made a grammar
+ * of the answer, so that a call names one of them with arguments that fit.  Shapes bring theirs to
+ * the form of OpenAI's chats. */
+#include "srv_fields.h"
+
+#include <string.h>
+
+#define TOOLS_MAX 1024u
+
+static const json_t *function_of(const json_t *tool)
+{
+    return srv_get(tool, "function");
+}
+
+static bool check_tool(srv_fields *f, size_t i, const json_t *tool)
+{
+    const char *type = json_string_value(srv_get(tool, "type"));
+
+    if (!json_is_object(tool) || !type || strcmp(type, "function") != 0)
+        return srv_fields_bad(f, "tools", "entry %zu is no tool of type function", i);
+    if (!json_is_object(function_of(tool)))
+        return srv_fields_bad(f, "tools", "entry %zu: function: expected an object", i);
+    return true;
+}
+
+static bool check_tools(srv_fields *f, const srv_tools *t)
+{
+    bool    found = t->name == NULL;
+    json_t *tool;
+    size_t  i;
+
+    if (!json_is_array(t->list) || json_array_size(t->list) > TOOLS_MAX)
+        return srv_fields_bad(f, "tools", "expected a list of at most %u tools", TOOLS_MAX);
+    json_array_foreach(t->list, i, tool)
+    {
+        const char *name;
+
+        if (!check_tool(f, i, tool))
+            return false;
+        name  = json_string_value(srv_get(function_of(tool), "name"));
+        found = found || (name && strcmp(name, t->name) == 0);
+    }
+    if (!found)
+        return srv_fields_bad(f, "tool_choice", "there is no tool \"%.64s\"", t->name);
+    return true;
+}
+
+const json_t *srv_use_tools(srv_fields *f, const char *format, const srv_tools *t, srv_request *r)
+{
+    kvd_grammar_params p    = KVD_GRAMMAR_PARAMS_INIT;
+    kvd_buf            text = { 0 };
+
+    if (f->bad || (t->list && !check_tools(f, t)))
+        return NULL;
+    if (json_array_size(t->list) == 0) {
+        if (t->choice == SRV_CHOICE_CALL)
+            srv_fields_bad(f, "tool_choice", "only with tools");
+        return NULL;
+    }
+    if (t->choice == SRV_CHOICE_NONE)
+        return NULL;
+    if (r->grammar) {
+        srv_fields_bad(f, format, "not together with tools that may be called");
+        return NULL;
+    }
+    p.tool_choice = t->choice == SRV_CHOICE_CALL ? KVD_TOOL_CHOICE_REQUIRED : KVD_TOOL_CHOICE_AUTO;
+    p.tool_name   = t->name;
+    p.single_call = t->single;
+    if (srv_put_json(f, t->list, &text)) {
+        p.tools_json = text.data;
+        srv_open_grammar(f, "tools", &p, r);
+        r->tools = kvd_model_tool_format(f->s->model);
+    }
+    kvd_buf_free(&text);
+    return f->bad ? NULL : t->list;
+}
+
+bool srv_choice_of(const char *word, srv_choice *out)
+{
+    static const char *const words[] = {
+        [SRV_CHOICE_AUTO] = "auto", [SRV_CHOICE_NONE] = "none", [SRV_CHOICE_CALL] = "required"
+    };
+
+    for (uint32_t i = 0; word && i < KVD_COUNTOF(words); i++) {
+        if (strcmp(word, words[i]) == 0) {
+            *out = (srv_choice)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+const json_t *srv_get_tools(srv_fields *f, srv_request *r)
+{
+    const json_t *choice = srv_get(f->root, "tool_choice");
+    srv_tools     t      = { .list = srv_get(f->root, "tools") };
+    bool          many   = true;
+
+    srv_get_bool(f, f->root, "parallel_tool_calls", &many);
+    t.single = !many;
+    t.name   = json_string_value(srv_get(srv_get(choice, "function"), "name"));
+    if (t.name)
+        t.choice = SRV_CHOICE_CALL;
+    else if (choice && !srv_choice_of(json_string_value(choice), &t.choice))
+        srv_fields_bad(f, "tool_choice", "expected none, auto, required or a function");
+    return srv_use_tools(f, "response_format", &t, r);
+}

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The official Anthropic client against the server.  Skipped where scripts/get-clients has not run.
+"""
+import os
+import sys
+
+if os.path.basename(os.path.dirname(os.path.dirname(sys.executable))) != "clients":
+    python = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
+                          "kvdrive/clients/bin/python")
+    if not os.path.exists(python):
+        print("skipped: no clients (scripts/get-clients)")
+        sys.exit(77)
+    os.execv(python, [python, *sys.argv])
+
+import json
+
+import anthropic
+
+from kvserver import HERE, Server, main
+
+KEY = "sk-of-the-test"
+HELLO = [{"role": "user", "content": "hello"}]
+CITY = {"type": "object", "additionalProperties": False, "required": ["city", "days"],
+        "properties": {"city": {"enum": ["Oslo", "Rome"]},
+                       "days": {"type": "integer", "minimum": 1, "maximum": 9}}}
+TOOL = {"name": "weather", "description": "of a city", "input_schema": CITY}
+LONG = {"261": -100}
+DENSE = {"9": -100, "10": -100, "13": -100, "32": -100}  # no white space between what counts
+
+
+def connect(s, key=KEY):
+    return anthropic.Anthropic(base_url=f"http://127.0.0.1:{s.port}", api_key=key, max_retries=0)
+
+
+def server(*args):
+    return Server("--chat-template", str(HERE / "data" / "hermes.jinja"), "--alias", "tiny", *args,
+                  env={"KVDRIVE_API_KEY": KEY})
+
+
+def raises(kind, function, text=""):
+    try:
+        function()
+    except kind as e:
+        assert e.body["type"] == "error" and text in e.body["error"]["message"], e.body
+        return e
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def test_text():
+    with server() as s:
+        c = connect(s)
+        ask = dict(model="tiny", max_tokens=12, messages=HELLO, system="be brief",
+                   extra_body={"logit_bias": LONG})
+        a = c.messages.create(**ask)
+        assert a.type == "message" and a.role == "assistant" and a.model == "tiny"
+        assert a.stop_reason == "max_tokens" and a.stop_sequence is None
+        assert len(a.content) == 1 and a.content[0].type == "text" and a.content[0].text
+        assert a.usage.output_tokens == 12 and a.usage.cache_read_input_tokens == 0
+        with c.messages.stream(**ask) as stream:
+            text = "".join(stream.text_stream)
+            last = stream.get_final_message()
+        assert text == a.content[0].text == last.content[0].text
+        assert last.stop_reason == "max_tokens" and last.usage.output_tokens == 12
+        assert last.usage.cache_read_input_tokens == a.usage.input_tokens - 1
+        assert last.usage.input_tokens == 1
+        n = c.messages.count_tokens(model="tiny", messages=HELLO, system="be brief")
+        assert n.input_tokens == a.usage.input_tokens
+        kinds = [e.type for e in c.messages.create(**ask, stream=True)]
+        assert kinds[:2] == ["message_start", "content_block_start"], kinds
+        assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"], kinds
+        assert set(kinds[2:-3]) == {"content_block_delta"}, kinds
+        # a stop sequence is told, and no text of it
+        stop = a.content[0].text[5:7]
+        b = c.messages.create(**ask, stop_sequences=["never", stop])
+        assert b.stop_reason == "stop_sequence" and b.stop_sequence == stop
+        assert "".join(x.text for x in b.content) == a.content[0].text.split(stop)[0]
+        assert c.messages.create(model="tiny", max_tokens=50, messages=HELLO, extra_body={
+            "logit_bias": {"261": 100}}).stop_reason == "end_turn"
+
+
+def test_tools():
+    with server() as s:
+        c = connect(s)
+        ask = dict(model="tiny", max_tokens=700, messages=HELLO, tools=[TOOL],
+                   tool_choice={"type": "tool", "name": "weather",
+                                "disable_parallel_tool_use": True},
+                   extra_body={"logit_bias": DENSE})
+        for seed in range(4):
+            ask["extra_body"].update(seed=seed, temperature=seed % 2)
+            a = c.messages.create(**ask)
+            assert a.stop_reason == "tool_use" and len(a.content) == 1, a
+            use = a.content[0]
+            assert use.type == "tool_use" and use.name == "weather"
+            assert use.input["city"] in ("Oslo", "Rome") and 1 <= use.input["days"] <= 9
+            with c.messages.stream(**ask) as stream:
+                last = stream.get_final_message()
+            assert last.content[0].input == use.input and last.stop_reason == "tool_use"
+        # the client's way on
+        messages = HELLO + [{"role": "assistant", "content": [x.to_dict() for x in a.content]},
+                            {"role": "user", "content": [
+                                {"type": "tool_result", "tool_use_id": use.id,
+                                 "content": [{"type": "text", "text": "snow"}]},
+                                {"type": "text", "text": "and now?"}]}]
+        count = lambda **k: c.messages.count_tokens(model="tiny", messages=messages, **k) \
+            .input_tokens
+        assert count(tools=[TOOL]) > count() + 50
+        assert count(tools=[TOOL], tool_choice={"type": "none"}) == count()
+        b = c.messages.create(model="tiny", max_tokens=5, messages=messages, tools=[TOOL],
+                              extra_body={"logit_bias": LONG})
+        assert b.stop_reason == "max_tokens" and b.content[0].type == "text"
+        # several calls are several blocks; one that is cut has no input
+        ask["tool_choice"] = {"type": "any"}
+        ask["extra_body"] = {"logit_bias": {**DENSE, **LONG}, "seed": 3}
+        many = c.messages.create(**ask)
+        with c.messages.stream(**ask) as stream:
+            last = stream.get_final_message()
+        assert len(many.content) > 2 and many.stop_reason in ("tool_use", "max_tokens")
+        assert len({x.id for x in many.content}) == len(many.content)
+        for x, y in list(zip(many.content, last.content))[:-1]:
+            assert x.input == y.input and x.input["city"] in ("Oslo", "Rome"), (x, y)
+        ask["max_tokens"] = 45
+        cut = c.messages.create(**ask)
+        assert cut.stop_reason == "max_tokens" and cut.content[-1].input == {}, cut
+
+
+def test_output_format():
+    with server() as s:
+        c = connect(s)
+        a = c.messages.create(model="tiny", max_tokens=300, messages=HELLO,
+                              output_config={"format": {"type": "json_schema", "schema": CITY}},
+                              extra_body={"logit_bias": DENSE, "temperature": 1})
+        got = json.loads(a.content[0].text)
+        assert list(got) == ["city", "days"] and 1 <= got["days"] <= 9, got
+
+
+def test_errors():
+    with server("-c", "400", "--keepalive", "0.05") as s:
+        raises(anthropic.AuthenticationError, lambda: connect(s, "sk-wrong").messages.create(
+            model="t", max_tokens=1, messages=HELLO))
+        c = connect(s)
+        bad = lambda text, **k: raises(anthropic.BadRequestError, lambda: c.messages.create(
+            **{"model": "t", "max_tokens": 1, "messages": HELLO, **k}), text)
+        bad("tokens", messages=[{"role": "user", "content": "x" * 3000}])
+        bad("messages: ", messages=[])
+        bad("max_tokens: ", max_tokens=-1)
+        bad("stop_sequences: ", stop_sequences=[""])
+        bad("messages[0]: ", messages=[{"role": "king", "content": "x"}])
+        bad("messages[0]: ", messages=[{"role": "user", "content": [{"type": "image"}]}])
+        bad("messages[1]: ", messages=HELLO + [{"role": "user", "content": [
+            {"type": "tool_result", "content": "x"}]}])
+        bad("messages: ", messages=HELLO + [{"role": "assistant", "content": "I"}])
+        bad("tools: ", tools=[{"type": "bash_20250124", "name": "bash"}])
+        bad("tools: weather: not", tools=[{**TOOL, "strict": True,
+                                           "input_schema": {"not": {"type": "null"}}}])
+        bad("tool_choice: ", tools=[TOOL], tool_choice={"type": "tool", "name": "clock"})
+        bad("tool_choice: ", tool_choice={"type": "any"})
+        bad("thinking: ", thinking={"type": "enabled", "budget_tokens": 1024})
+        bad("output_config: ", output_config={"effort": "high"})
+        bad("output_config: ", tools=[TOOL],
+            output_config={"format": {"type": "json_schema", "schema": CITY}})
+        raises(anthropic.NotFoundError, lambda: c.messages.batches.list())
+        raises(anthropic.BadRequestError, lambda: c.messages.count_tokens(
+            model="t", messages=[]), "messages: ")
+        c.messages.create(model="t", max_tokens=1, messages=HELLO, thinking={"type": "disabled"},
+                          metadata={"user_id": "me"}, service_tier="auto")
+
+
+def test_ping():
+    """While a stream has nothing to say it says ping."""
+    with Server("--keepalive", "0.05", "--parallel", "1", program=os.environ["KVDRIVE_FAULT"]) as s:
+        c = connect(s)
+        ask = dict(model="t", messages=HELLO, max_tokens=400, stream=True)
+        busy = c.messages.create(**ask, extra_body={"logit_bias": LONG})
+        next(iter(busy))
+        raw = s.raw_post("/v1/messages", {**ask, "max_tokens": 2})
+        data = b""
+        while b"message_stop" not in data:
+            data += raw.recv(65536)
+        assert b'event: ping\ndata: {"type":"ping"}' in data, data
+        busy.close()
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tools: what the template gets, calls that a model of random weights makes, what is refused."""
+import json
+
+from kvserver import HERE, Server, main
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+CITY = {"type": "object", "additionalProperties": False, "required": ["city", "days"],
+        "properties": {"city": {"enum": ["Oslo", "Rome"]},
+                       "days": {"type": "integer", "minimum": 1, "maximum": 9}}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "d", "strict": True,
+                                           "parameters": CITY}},
+         {"type": "function", "function": {"name": "clock"}}]
+WEATHER = {"type": "function", "function": {"name": "weather"}}
+# White space is free in calls, and a model of random weights would write nothing else.
+DENSE = {"9": -100, "10": -100, "13": -100, "32": -100}
+
+
+def server(*args, form="hermes", **kw):
+    return Server("--chat-template", str(HERE / "data" / f"{form}.jinja"), *args, **kw)
+
+
+def check_call(c):
+    assert c["type"] == "function" and c["id"].startswith("call_"), c
+    args = json.loads(c["function"]["arguments"])
+    if c["function"]["name"] == "weather":
+        assert list(args) == ["city", "days"] and args["city"] in ("Oslo", "Rome"), args
+        assert isinstance(args["days"], int) and 1 <= args["days"] <= 9
+    else:
+        assert c["function"]["name"] == "clock" and isinstance(args, dict), c
+
+
+def joined(events):
+    """A stream's choice as a message, and its end."""
+    text, calls, finish = "", [], None
+    for e in events:
+        if e == "[DONE]" or not e["choices"]:
+            continue
+        c = e["choices"][0]
+        finish = c["finish_reason"] or finish
+        text += c["delta"].get("content") or ""
+        for t in c["delta"].get("tool_calls", ()):
+            if "id" in t:
+                assert t["index"] == len(calls) and t["function"]["arguments"] == ""
+                calls.append({"id": t["id"], "type": t["type"], "function": t["function"]})
+            else:
+                calls[t["index"]]["function"]["arguments"] += t["function"]["arguments"]
+    return text, calls, finish
+
+
+def without_ids(calls):
+    return [c["function"] for c in calls]
+
+
+def test_required():
+    for form in ("hermes", "llama3"):
+        with server(form=form) as s:
+            for i in range(6):
+                body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 700, "seed": i,
+                        "temperature": float(i % 2), "parallel_tool_calls": False,
+                        "logit_bias": DENSE,
+                        "tool_choice": WEATHER if i < 4 else "required"}
+                c = s.post(CHAT, body)["choices"][0]
+                calls = c["message"]["tool_calls"]
+                if c["finish_reason"] == "length":  # an object without end
+                    assert i >= 4, c
+                    continue
+                assert c["finish_reason"] == "tool_calls" and len(calls) == 1, c
+                assert c["message"]["content"] is None, c
+                check_call(calls[0])
+                assert i >= 4 or calls[0]["function"]["name"] == "weather"
+                text, streamed, finish = joined(s.stream(CHAT, body))
+                assert text == "" and finish == "tool_calls"
+                assert without_ids(streamed) == without_ids(calls)
+
+
+def test_several_calls():
+    """Calls follow each other while the model likes it; ids differ; choices have their own."""
+    with server() as s:
+        body = {"messages": HELLO, "tools": TOOLS[:1], "tool_choice": "required", "n": 2,
+                "max_tokens": 900, "temperature": 1.0, "logit_bias": {"261": -100, **DENSE}}
+        ids, most = [], 0
+        for seed in range(3):
+            for c in s.post(CHAT, {**body, "seed": seed})["choices"]:
+                calls = c["message"]["tool_calls"]
+                most = max(most, len(calls))
+                for call in calls if c["finish_reason"] == "tool_calls" else calls[:-1]:
+                    check_call(call)
+                ids += [call["id"] for call in calls]
+        assert len(set(ids)) == len(ids) and most > 2, (most, ids)
+
+
+def test_auto():
+    """Text, or calls: with Llama 3's form a call is what begins with a bracket."""
+    with server() as s:
+        body = {"messages": HELLO, "tools": TOOLS[:1], "max_tokens": 40, "temperature": 1.0,
+                "seed": 4, "logit_bias": {"261": -100, "60": -100}}
+        c = s.post(CHAT, body)["choices"][0]
+        assert c["finish_reason"] == "length" and "tool_calls" not in c["message"], c
+        text, calls, _ = joined(s.stream(CHAT, body))
+        assert calls == [] and text == c["message"]["content"] and text
+    with server(form="llama3") as s:
+        for seed in range(6):
+            body = {"messages": HELLO, "tools": TOOLS[:1], "max_tokens": 400, "temperature": 1.0,
+                    "seed": seed, "parallel_tool_calls": False,
+                    "logit_bias": {**DENSE, "123": 100 if seed % 2 else -100}}
+            c = s.post(CHAT, body)["choices"][0]
+            text, calls, finish = joined(s.stream(CHAT, body))
+            if seed % 2:
+                assert c["finish_reason"] == finish == "tool_calls" and text == "", c
+                check_call(c["message"]["tool_calls"][0])
+                assert without_ids(calls) == without_ids(c["message"]["tool_calls"])
+            else:
+                assert "tool_calls" not in c["message"] and calls == [], c
+                assert text == c["message"]["content"]
+
+
+def test_logprobs_and_length():
+    with server() as s:
+        body = {"messages": HELLO, "tools": TOOLS[:1], "tool_choice": "required",
+                "max_tokens": 700, "logit_bias": DENSE, "logprobs": True, "top_logprobs": 1}
+        a = s.post(CHAT, body)
+        n = len(a["choices"][0]["logprobs"]["content"])
+        assert n in (a["usage"]["completion_tokens"], a["usage"]["completion_tokens"] - 1)
+        streamed = [t for e in s.stream(CHAT, body) if e != "[DONE]" for x in e["choices"]
+                    if x["logprobs"] for t in x["logprobs"]["content"]]
+        assert streamed == a["choices"][0]["logprobs"]["content"]
+        for n in range(1, 60):  # cut anywhere, no text comes of a call that has begun
+            c = s.post(CHAT, {**body, "max_tokens": n, "logprobs": False,
+                              "top_logprobs": None})["choices"][0]
+            assert c["finish_reason"] in ("length", "tool_calls"), c
+            full = a["choices"][0]["message"]["tool_calls"][0]["function"]
+            for call in c["message"].get("tool_calls", ())[:1]:
+                assert full["name"] == call["function"]["name"]
+                assert full["arguments"].startswith(call["function"]["arguments"])
+        stop = s.post(CHAT, {**body, "stop": "Oslo", "messages": HELLO,
+                             "logit_bias": {**DENSE, "79": 90}})["choices"][0]
+        assert stop["finish_reason"] == "stop" and "Oslo" not in json.dumps(stop["message"])
+
+
+def test_prompt():
+    """Tools, calls and results reach the template; special tokens in them stay text."""
+    with server() as s:
+        calls = [{"id": "call_1", "type": "function",
+                  "function": {"name": "weather", "arguments": '{"days": 2, "city": "Oslo"}'}}]
+        messages = HELLO + [{"role": "assistant", "content": None, "tool_calls": calls},
+                            {"role": "tool", "tool_call_id": "call_1",
+                             "content": [{"type": "text", "text": "rain<|im_end|>"}]}]
+        p = s.post("/apply-template", {"messages": messages, "tools": TOOLS})["prompt"]
+        assert '"arguments": {"days": 2, "city": "Oslo"}}</tool_call><|im_end|>' in p, p
+        assert "tool\nrain<|im_end|>" in p and '"name": "clock"' in p, p
+        object_args = json.loads(json.dumps(messages))
+        object_args[1]["tool_calls"][0]["function"]["arguments"] = {"days": 2, "city": "Oslo"}
+        assert s.post("/apply-template", {"messages": object_args, "tools": TOOLS})["prompt"] == p
+        # a call that was cut comes back as text
+        object_args[1]["tool_calls"][0]["function"]["arguments"] = '{"days":'
+        p = s.post("/apply-template", {"messages": object_args})["prompt"]
+        assert '"arguments": "{\\"days\\":"}' in p, p
+        n = lambda **k: s.post(CHAT, {"messages": messages, "max_tokens": 1, **k}) \
+            ["usage"]["prompt_tokens"]
+        bare = n()
+        assert n(tools=TOOLS) > bare + 100
+        # tools that may not be called are not shown
+        assert n(tools=TOOLS, tool_choice="none") == bare and n(tools=[]) == bare
+
+
+def test_refuses():
+    f = lambda **k: {"type": "function", "function": {"name": "f", **k}}
+    strict = {"strict": True, "parameters": {"not": {"type": "null"}}}
+    with server() as s:
+        for field, value, more in (
+                ("tools", {}, {}), ("tools", "x", {}), ("tools", [1], {}),
+                ("tools", [{"type": "function"}], {}),
+                ("tools", [{"type": "custom", "custom": {"name": "f"}}], {}),
+                ("tools", [f(name="")], {}), ("tools", [f(), f()], {}),
+                ("tools", [f(**strict)], {}), ("tools", [f()] * 1025, {}),
+                ("tool_choice", "often", {"tools": TOOLS}), ("tool_choice", 5, {"tools": TOOLS}),
+                ("tool_choice", {"type": "function", "function": {"name": "g"}}, {"tools": TOOLS}),
+                ("tool_choice", "required", {}), ("tool_choice", WEATHER, {}),
+                ("tool_choice", "required", {"tools": []}),
+                ("parallel_tool_calls", "no", {"tools": TOOLS}),
+                ("response_format", {"type": "json_object"}, {"tools": TOOLS})):
+            e = s.error(CHAT, {"messages": HELLO, field: value, **more}, field)
+        e = s.error(CHAT, {"messages": HELLO, "tools": [f(**strict)]}, "tools")
+        assert "f: not" in e["message"], e
+        for calls in (5, [5], [{}], [{"function": {"name": 5}}],
+                      [{"function": {"name": "f", "arguments": 5}}]):
+            m = HELLO + [{"role": "assistant", "content": "", "tool_calls": calls}]
+            e = s.error(CHAT, {"messages": m}, "messages[1]")
+        deep = {"name": "f", "arguments": '{"a":' * 100 + "1" + "}" * 100}
+        s.post("/apply-template", {"messages": HELLO + [{"role": "assistant", "content": "",
+                                                         "tool_calls": [{"function": deep}]}]})
+        # without "strict" a schema that cannot be applied takes any object
+        c = s.post(CHAT, {"messages": HELLO, "tools": [f(parameters={"not": {}})], "max_tokens": 90,
+                          "tool_choice": "required", "logit_bias": DENSE})["choices"][0]
+        assert c["message"]["tool_calls"][0]["function"]["name"] == "f", c
+        # json with tools that may not be called
+        s.post(CHAT, {"messages": HELLO, "tools": TOOLS, "tool_choice": "none", "max_tokens": 3,
+                      "response_format": {"type": "json_object"}})
+    with Server() as s:  # the template has no form of calls
+        e = s.error(CHAT, {"messages": HELLO, "tools": TOOLS}, "tools")
+        assert "chat template" in e["message"], e
+
+
+if __name__ == "__main__":
+    main(globals())
