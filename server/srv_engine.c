@@ -244,9 +244,10 @@ kvd_status srv_engine_submit(srv_engine *e, srv_job *j, kvd_err *err)
 
     pthread_mutex_lock(&e->lock);
     if (e->stop != SRV_RUN) {
+        e->counts.n_rejected[SRV_REJECT_STOPPING]++;
         st = kvd_fail(err, KVD_E_CANCELED, 0, "the server is stopping");
     } else if (e->n_waiting >= e->p.n_queue || e->n_inbox == KVD_COUNTOF(e->inbox)) {
-        e->counts.n_rejected++;
+        e->counts.n_rejected[SRV_REJECT_QUEUE]++;
         st = kvd_fail(err, KVD_E_BUSY, 0, "%u requests are waiting", e->n_waiting);
     } else {
         srv_job_ref(j);
@@ -305,6 +306,7 @@ void srv_engine_look(srv_engine *e, srv_view *out, srv_slot_view *slot)
     *out           = e->view;
     out->slot      = slot;
     out->n_waiting = e->n_waiting;
+    memcpy(out->counts.n_rejected, e->counts.n_rejected, sizeof(e->counts.n_rejected));
     memcpy(slot, e->view.slot, e->p.n_seq * sizeof(*slot));
     pthread_mutex_unlock(&e->lock);
 }

@@ -28,6 +28,17 @@
 
 typedef struct srv_engine srv_engine;
 
+/* ---- times (srv_hist.c) ------------------------------------------------------------- */
+
+#define SRV_HIST_BOUNDS 18u
+
+typedef struct srv_hist {
+    uint64_t n[SRV_HIST_BOUNDS + 1]; /* by the lowest bound that is not exceeded; last: none */
+    uint64_t sum_ns;
+} srv_hist;
+extern const uint64_t srv_hist_bound_us[SRV_HIST_BOUNDS];
+void                  srv_hist_add(srv_hist *h, uint64_t ns);
+
 /* ---- a generation (srv_gen.c) ------------------------------------------------------- */
 
 typedef enum srv_gen_state { SRV_GEN_WAIT, SRV_GEN_PROMPT, SRV_GEN_ANSWER } srv_gen_state;
@@ -57,9 +68,9 @@ typedef struct srv_gen {
     uint32_t         n_held, cap_held;
     srv_token       *echo; /* [n_prompt] logprobs of the prompt */
 
-    uint64_t start_ns, told_ns, first_ns;
-    uint32_t n_kept;  /* of the prompt, when it began */
-    bool     counted; /* what was cached of it */
+    uint64_t start_ns, told_ns, first_ns, last_ns; /* first, last: tokens of the answer */
+    uint32_t n_kept;                               /* of the prompt, when it began */
+    bool     counted;                              /* what was cached of it */
 } srv_gen;
 
 srv_gen *srv_gen_new(srv_job *j, uint32_t choice);
@@ -116,10 +127,15 @@ typedef struct srv_slot_view {
     uint32_t      n_token, n_prompt, n_generated, n_target;
 } srv_slot_view;
 
+typedef enum srv_reject { SRV_REJECT_QUEUE, SRV_REJECT_STOPPING, SRV_N_REJECT } srv_reject;
+
 typedef struct srv_counts { /* since the start */
-    uint64_t n_started, n_finished, n_canceled, n_failed, n_rejected, n_preempted;
+    uint64_t n_started, n_finished, n_canceled, n_failed, n_preempted;
+    uint64_t n_rejected[SRV_N_REJECT]; /* under the lock; srv_engine_look() has them at once */
+    uint64_t n_recomputed;             /* tokens that preempted generations evaluate again */
     uint64_t n_prompt, n_generated, n_cached[SRV_N_TIER];
     uint64_t n_step, n_mixed; /* mixed: with a piece of a prompt beside answers */
+    srv_hist queue, first, prefill, gap, whole;
 } srv_counts;
 
 typedef struct srv_view { /* a copy, made between steps */

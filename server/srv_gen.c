@@ -265,6 +265,22 @@ void srv_gen_end(srv_gen *g, srv_engine *e, bool stopped)
     tell_found(g, e);
 }
 
+static void count_token(srv_gen *g, srv_engine *e)
+{
+    const uint64_t now = kvd_now_ns();
+
+    if (g->last_ns) {
+        srv_hist_add(&e->counts.gap, now - g->last_ns);
+    } else {
+        g->first_ns = now;
+        srv_hist_add(&e->counts.prefill, now - g->start_ns);
+    }
+    g->last_ns = now;
+    if (g->job->usage.n_generated++ == 0)
+        srv_hist_add(&e->counts.first, now - g->job->submit_ns);
+    e->counts.n_generated++;
+}
+
 kvd_status srv_gen_next(srv_gen *g, srv_engine *e, uint32_t row, bool *over, srv_finish *finish,
                         int32_t *stop, kvd_err *err)
 {
@@ -277,10 +293,7 @@ kvd_status srv_gen_next(srv_gen *g, srv_engine *e, uint32_t row, bool *over, srv
     *finish = SRV_FINISH_STOP;
     *stop   = -1;
     KVD_TRY(kvd_sampler_pick(g->sampler, e->p.session, row, &id, err));
-    if (g->first_ns == 0)
-        g->first_ns = kvd_now_ns();
-    e->counts.n_generated++;
-    g->job->usage.n_generated++;
+    count_token(g, e);
     if (kvd_token_is_end(e->p.model, id) && (!r->ignore_eos || r->grammar)) /* nothing else fits */
         return KVD_OK;
     g->token[g->n_token++] = id;

@@ -104,6 +104,8 @@ struct srv {
     uint64_t sick_ns;          /* when the engine was found broken; 0: it is well */
     bool     stalled, hurried;
 
+    atomic_uint_fast64_t n_too_long; /* prompts that can never fit */
+
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t  work_wake;
     srv_call       *work, *work_last, *done; /* for workers, back from them */

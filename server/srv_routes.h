@@ -17,6 +17,7 @@ void srv_route_template(srv *s, srv_call *c);
 void srv_route_models(srv *s, srv_call *c);
 void srv_route_health(srv *s, srv_call *c);
 void srv_route_props(srv *s, srv_call *c);
+void srv_route_metrics(srv *s, srv_call *c);
 void srv_route_slots(srv *s, srv_call *c);
 void srv_route_clear(srv *s, srv_call *c);
 

@@ -294,8 +294,10 @@ static void count_cached(srv_engine *e, srv_gen *g, uint32_t kept, uint32_t know
 {
     const srv_tier tier = e->p.resident ? SRV_TIER_DEVICE : SRV_TIER_HOST;
 
-    if (g->counted) /* and preempted since */
+    if (g->counted) { /* and preempted since */
+        e->counts.n_recomputed += g->n_token - known;
         return;
+    }
     g->counted = true;
     g->job->usage.n_cached[tier] += kept;
     g->job->usage.n_cached[SRV_TIER_DISK] += known - kept;
@@ -343,11 +345,14 @@ static void start(srv_engine *e, srv_gen *g, srv_slot *s)
 {
     const uint32_t n = common(s, g);
     const bool new   = g->token == NULL;
+    const bool first = g->job->usage.queue_ns == 0;
     kvd_err    err   = { 0 };
     kvd_status st    = srv_gen_open(g, e->p.model, e->p.n_ctx, &err);
 
-    e->counts.n_started += g->job->usage.queue_ns == 0;
+    e->counts.n_started += first;
     srv_sched_stop_waiting(e, g->job);
+    if (first)
+        srv_hist_add(&e->counts.queue, g->job->usage.queue_ns);
     unlink_gen(e, g);
     g->state    = SRV_GEN_PROMPT;
     g->order    = e->n_order++;

@@ -25,6 +25,7 @@ static void end_job(srv_engine *e, srv_job *j)
 {
     j->over = true;
     e->counts.n_finished++;
+    srv_hist_add(&e->counts.whole, kvd_now_ns() - j->submit_ns);
     srv_tell(e, j, srv_event_new(SRV_EVENT_END, 0, NULL, 0, 0));
 }
 

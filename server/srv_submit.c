@@ -24,7 +24,7 @@ static bool name_job(srv_job *j, const char *prefix)
 }
 
 /* Whether the session can ever hold it. */
-static bool fits(const srv *s, const srv_job *j, srv_reply *r)
+static bool fits(srv *s, const srv_job *j, srv_reply *r)
 {
     const uint64_t room = s->ep.n_block * SRV_BLOCK_TOKENS;
     const uint64_t most = room < s->ep.n_ctx ? room : s->ep.n_ctx;
@@ -38,6 +38,8 @@ static bool fits(const srv *s, const srv_job *j, srv_reply *r)
             srv_reply_error(r, 400, "messages", "context_length_exceeded",
                             "the prompt has %u tokens; prompt and answer together have %llu", n,
                             (unsigned long long)most);
+        if (n >= most)
+            atomic_fetch_add_explicit(&s->n_too_long, 1, memory_order_relaxed);
         if (r->status)
             return false;
     }
