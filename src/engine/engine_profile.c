@@ -2,9 +2,10 @@
 /* engine_profile.c - watches what decode steps select, and lets windows of many sizes and policies
  * follow the same selections, to say what each would have held.
  *
- * These windows are the backend's own (the same op that changes a session's), over state kept here;
- * no record moves.  A session's own window does have a part in what it attends to, and so in later
- * selections: all others are judged by the trace that came of that one.
+ * These windows are changed by the op that changes a session's, the CPU's wherever that one
+ * computes (all backends' leave the same bits), over state kept here; no record moves.  A session's
+ * own window does have a part in what it attends to, and so in later selections: all others are
+ * judged by the trace that came of that one.
  *
  * Owns: the state of all windows and the trace.  After open nothing here allocates.
  * Thread: the session's. */
@@ -25,6 +26,8 @@ const uint32_t engine_profile_union[ENGINE_PROFILE_UNIONS] = { 1, 2, 4, 8, 16, 3
 
 struct engine_profile {
     kvd_session         *s;
+    kvd_backend         *be; /* the CPU's: all state here is in pageable memory */
+    kvd_stream          *stream;
     engine_lane_profile *lane;
     engine_trace         trace;
     engine_host_tiers    host;
@@ -141,8 +144,8 @@ static kvd_status follow(engine_profile *p, const kv_tap_lane *l, uint32_t lane,
                                    .fetch    = p->fetch + list,
                                    .into     = p->into + list };
     }
-    KVD_TRY(p->s->model->be->ops->window(p->s->model->stream, &a, err));
-    KVD_TRY(p->s->model->be->ops->stream_sync(p->s->model->stream, err));
+    KVD_TRY(p->be->ops->window(p->stream, &a, err));
+    KVD_TRY(p->be->ops->stream_sync(p->stream, err));
     for (uint32_t c = 0; c < ENGINE_PROFILE_CAPS; c++) {
         p->lane[lane].hit[policy][c] += l->step > 0 ? result[c].n_hit : 0;
         if (policy == (uint32_t)p->s->attention.params.evict)
@@ -310,20 +313,16 @@ static kvd_status allocate(engine_profile *p, kvd_err *err)
                           p->trace.n_lane * N_WINDOW, p->trace.slots_max, p->trace.n_step_max);
 }
 
-/* The backend's scratch was sized for the session's windows; these may be larger. */
-static kvd_status reserve(engine_profile *p, kvd_err *err)
+static kvd_status open_backend(engine_profile *p, kvd_err *err)
 {
-    const model_hparams     *hp  = model_get_hparams(p->s->model->net);
-    const kvd_backend_limits lim = { .n_token   = 1,
-                                     .n_seq     = ENGINE_PROFILE_CAPS,
-                                     .n_col     = 256,
-                                     .n_head    = hp->n_head,
-                                     .n_kv_head = hp->n_kv_head,
-                                     .head_dim  = hp->head_dim,
-                                     .n_ctx     = 1,
-                                     .n_slot    = p->trace.slots_max };
+    const kvd_backend_params params = { .name = "cpu" };
+    const kvd_backend_limits lim    = {
+           .n_token = 1, .n_seq = ENGINE_PROFILE_CAPS, .n_kv_head = 1, .n_slot = p->trace.slots_max
+    };
 
-    return engine_model_reserve(p->s->model, &lim, err);
+    KVD_TRY(kvd_backend_open(&p->be, &params, err));
+    KVD_TRY(p->be->ops->reserve(p->be, &lim, err));
+    return p->be->ops->stream_open(p->be, &p->stream, err);
 }
 
 kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_step, kvd_err *err)
@@ -362,7 +361,7 @@ kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_
     else
         st = allocate(p, err);
     if (st == KVD_OK)
-        st = reserve(p, err);
+        st = open_backend(p, err);
     if (st == KVD_OK && !kv_set_tap(s->kv, on_lane, p))
         st = kvd_fail(err, KVD_E_UNSUPPORTED, 0,
                       "profile: this session's steps stay on the device of backend \"%s\"",
@@ -380,6 +379,9 @@ void engine_profile_close(engine_profile *p)
     if (!p)
         return;
     (void)kv_set_tap(p->s->kv, NULL, NULL);
+    if (p->stream)
+        p->be->ops->stream_close(p->stream);
+    kvd_backend_close(p->be);
     arrays(p, true);
     kvd_free(p);
 }

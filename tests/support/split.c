@@ -12,8 +12,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define N_MAX   64
-#define N_EVENT 256
+#define N_MAX        64
+#define N_PINNED_MAX 1024
+#define N_EVENT      256
 
 typedef kvd_status (*task_fn)(kvd_stream *st, const void *args, kvd_err *err);
 
@@ -51,7 +52,8 @@ struct kvd_graph {
 
 static const kvd_backend_ops *real;
 static kvd_backend_ops        split_ops;
-static kvd_mem                held[N_MAX];
+static kvd_mem                held[N_MAX];         /* DEVICE */
+static kvd_mem                shown[N_PINNED_MAX]; /* PINNED */
 static task                  *tasks;
 static size_t                 n_task, n_task_max;
 static uint64_t               n_number;
@@ -437,7 +439,6 @@ WRAP(zone_build)
 WRAP(select)
 WRAP(attn_span)
 WRAP(attn_zone)
-WRAP(window)
 WRAP(window_spans)
 WRAP(choose)
 WRAP(window_post)
@@ -447,6 +448,41 @@ WRAP(record_pack)
 WRAP(record_unpack)
 WRAP(best)
 WRAP(synth)
+
+static bool lies_in(const kvd_mem *m, int n, const void *p)
+{
+    for (int i = 0; i < n; i++) {
+        const uintptr_t at = (uintptr_t)m[i].ptr;
+
+        if (m[i].ptr && (uintptr_t)p >= at && (uintptr_t)p < at + m[i].bytes)
+            return true;
+    }
+    return false;
+}
+
+/* A GPU reaches what its backend allocated, and nothing else. */
+static void check_reach(const void *p)
+{
+    check(!p || lies_in(held, N_MAX, p) || lies_in(shown, N_PINNED_MAX, p));
+}
+
+static kvd_status run_window(kvd_stream *st, const void *args, kvd_err *err)
+{
+    const kvd_window_args *a = args;
+
+    for (uint32_t i = 0; i < a->n_seq; i++) {
+        check_reach(a->seq[i].slot_of);
+        check_reach(a->seq[i].chunk_of);
+        check_reach(a->seq[i].sel);
+        check_reach(a->seq[i].fetch);
+    }
+    return real->window(st, args, err);
+}
+
+static kvd_status split_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err)
+{
+    return put_off(st, run_window, a, sizeof(*a), err);
+}
 
 static kvd_status run_copy(kvd_stream *st, const void *args, kvd_err *err)
 {
@@ -519,7 +555,12 @@ static kvd_status split_alloc(kvd_backend *be, kvd_mem_kind kind, uint64_t bytes
 
     if (kind != KVD_MEM_DEVICE || bytes == 0) {
         KVD_TRY(real->mem_alloc(be, kind, bytes, out, err));
-        pinned += kind == KVD_MEM_PINNED ? bytes : 0;
+        if (kind != KVD_MEM_PINNED || bytes == 0)
+            return KVD_OK;
+        pinned += bytes;
+        while (shown[i].ptr)
+            check(++i < N_PINNED_MAX);
+        shown[i] = *out;
         return KVD_OK;
     }
     while (held[i].ptr)
@@ -544,6 +585,10 @@ static void split_free(kvd_backend *be, kvd_mem *m)
             held[i] = *m = (kvd_mem){ 0 };
             return;
         }
+    }
+    for (int i = 0; i < N_PINNED_MAX; i++) {
+        if (m->ptr && shown[i].ptr == m->ptr)
+            shown[i] = (kvd_mem){ 0 };
     }
     pinned -= m->kind == KVD_MEM_PINNED ? m->bytes : 0;
     real->mem_free(be, m);
