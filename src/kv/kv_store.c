@@ -175,11 +175,6 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     *out = NULL;
     p    = &full;
     kvd_assert(p->record == KVD_RECORD_RAW || p->sparse); /* parameters lie with the index */
-    if (p->cache_dir && p->host_lookup && p->apart)
-        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
-                        "the prefix cache (--cache-dir) needs the maps where the device's lookup "
-                        "keeps them: not with --lookup host on \"%s\"",
-                        be->ops->name);
     KVD_TRY(kv_plan(p, &sizes, err));
     if (!sizes.resident &&
         sizes.n_block * p->n_layer * p->n_kv_head * (KV_BLOCK_TOKENS / p->chunk_tokens) >=

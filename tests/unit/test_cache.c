@@ -651,6 +651,32 @@ static void check_share_refusals(kvd_model *m, uint32_t *share, uint32_t room)
     assert_non_null(strstr(err.msg, "host records for"));
 }
 
+/* The CPU's lookup beside a device keeps maps that the cache does not know: said by the plan. */
+static void test_host_lookup(void **state)
+{
+    kvd_attention_params a    = KVD_ATTENTION_PARAMS_INIT;
+    kvd_session_params   p    = KVD_SESSION_PARAMS_INIT;
+    kvd_plan             plan = { .struct_size = sizeof(plan) };
+    kvd_model           *m    = open_model("llama");
+    kvd_session         *s    = NULL;
+
+    (void)state;
+    a.mode      = KVD_ATTENTION_SPARSE;
+    p.n_ctx     = n_ctx;
+    p.lookup    = KVD_LOOKUP_HOST;
+    p.cache_dir = dir;
+    p.attention = &a;
+    if (!m->be->unified) {
+        assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_E_UNSUPPORTED);
+        assert_non_null(strstr(err.msg, "--lookup host"));
+        assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_E_UNSUPPORTED);
+        assert_null(s);
+    } else {
+        assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
+    }
+    close_model(m);
+}
+
 /* Shares of the host tier by lane: the same text, no lane above its own, the memory of equal ones;
  * and a profile of such a session reads from disk about what it says. */
 static void test_host_shares(void **state)
@@ -911,6 +937,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_lags_are_told_apart, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_placement, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_host_lookup, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_host_shares, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_profiled_reads, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_disk_tier_packed, make_dir, remove_dir),
