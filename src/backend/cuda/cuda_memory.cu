@@ -12,7 +12,8 @@ extern "C" {
 /* Kernels' code comes to the device when it is first called, and so does cuBLASLt's; with what
  * allocations are rounded up by: 7 MiB beyond open (SmolLM2, dense), 16 (Llama 3 8B, sparse). */
 #define CUDA_LATER_BYTES (16ull << 20)
-/* Where NVML cannot say: not more, since others may use the device as well. */
+/* Not more, whatever the difference says: others may take memory of the device meanwhile, and NVML
+ * speaks of all of a GPU where this process has a part of it (MIG). */
 #define CUDA_CONTEXT_MAX (1ull << 30)
 
 /* The little of nvml.h that is needed; names are those of its ABI. */
@@ -52,11 +53,10 @@ kvd_status cuda_measure_context(cuda_backend *be, uint64_t free_before, kvd_err 
 
     CUDA_TRY(cudaMemGetInfo(&free_now, &total), "device", err);
     be->free_at_open = free_now;
-    if (free_before)
-        be->context_bytes = free_before > free_now ? free_before - free_now : 0;
-    else
-        be->context_bytes = kvd_min_u64(total - free_now, CUDA_CONTEXT_MAX);
-    be->context_bytes += CUDA_LATER_BYTES;
+    if (free_before == 0)
+        free_before = total;
+    be->context_bytes = free_before > free_now ? free_before - free_now : 0;
+    be->context_bytes = kvd_min_u64(be->context_bytes, CUDA_CONTEXT_MAX) + CUDA_LATER_BYTES;
     return KVD_OK;
 }
 
