@@ -299,9 +299,11 @@ static void count_cached(srv_engine *e, srv_gen *g, uint32_t kept, uint32_t know
         return;
     }
     g->counted = true;
-    g->job->usage.n_cached[tier] += kept;
-    g->job->usage.n_cached[SRV_TIER_DISK] += known - kept;
-    g->job->usage.n_prompt += g->turn == 0 ? g->n_prompt : 0;
+    if (g->turn == 0) { /* a prompt counts once, whatever the number of its choices */
+        g->job->usage.n_cached[tier] += kept;
+        g->job->usage.n_cached[SRV_TIER_DISK] += known - kept;
+        g->job->usage.n_prompt += g->n_prompt;
+    }
     g->job->usage.n_evaluated += g->n_prompt - known;
     e->counts.n_cached[tier] += kept;
     e->counts.n_cached[SRV_TIER_DISK] += known - kept;
