@@ -1,25 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The official OpenAI client against the server.  Skipped where scripts/get-clients has not run."""
-import os
-import sys
+from kvserver import HERE, Server, main, use_clients
 
-if os.path.basename(os.path.dirname(os.path.dirname(sys.executable))) != "clients":
-    python = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
-                          "kvdrive/clients/bin/python")
-    if not os.path.exists(python):
-        print("skipped: no clients (scripts/get-clients)")
-        sys.exit(77)
-    os.execv(python, [python, *sys.argv])
+use_clients()
 
 import asyncio
 import json
+import os
 from typing import Literal
 
 import openai
 import pydantic
-
-from kvserver import HERE, Server, main
 
 KEY = "sk-of-the-test"
 HELLO = [{"role": "user", "content": "hello"}]
