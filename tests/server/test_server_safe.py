@@ -43,6 +43,47 @@ def test_key_guards_every_route():
         assert "api-key" in config.stdout
 
 
+def test_key_is_told_nowhere():
+    """Neither the key nor what somebody takes for it is in the log or in an answer, wherever they
+    put it."""
+    guess = "sk-wrong-pony"
+    for form in ("text", "json"):
+        with Server("-v", "--log-format", form, env={"KVDRIVE_API_KEY": KEY}) as s:
+            told = b""
+            for word in (KEY, guess):
+                for headers in ({"Authorization": f"Bearer {word}"}, {"x-api-key": word},
+                                {"Authorization": f"Basic {word}"}, {"Authorization": word},
+                                {"Authorization": f"Bearer {word}", "Host": word},
+                                {"Authorization": f"Bearer {word}", "Origin": f"http://{word}"},
+                                {"Authorization": f"Bearer {KEY}", "x-other": word}):
+                    for method, path, _ in routes() + [("GET", f"/{word}", ""), ("PUT", "/x", "")]:
+                        told += s.call(method, path, "{" if method == "POST" else None,
+                                       headers=headers)[2]
+                told += s.call("GET", f"/health?key={word}")[2]
+                s.raw(f"{word} / HTTP/1.1\r\n{word}\r\n\r\n".encode()).close()
+                s.raw(f"GET / {word}\r\n\r\n".encode()).close()
+            good = {"Authorization": f"Bearer {KEY}"}
+            s.call("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, headers=good)
+            s.wait_for(lambda: any("generated" in line for line in s.lines))
+        for word in (KEY, guess):
+            # the path of a route that is not there comes back to its caller, and only there
+            assert word.encode() not in told.replace(f"/{word}".encode(), b""), word
+            assert word not in "\n".join(s.lines), word
+
+
+def test_key_is_compared_in_one_place():
+    """By the function whose work tests/unit/test_srv_key.c counts; nothing else looks into it."""
+    uses = {}
+    for file in (HERE.parent.parent / "server").glob("*.c"):
+        for line in file.read_text().splitlines():
+            if re.search(r"\bp[.]key\b|\bp->key\b", line):
+                uses.setdefault(file.name, []).append(line.strip())
+    assert set(uses) == {"srv_listen.c"}, uses
+    for line in uses["srv_listen.c"]:
+        assert "srv_same_key(" in line or re.search(r"[!&(] *[sc]->(s->)?p\.key &&", line), line
+    assert sum("srv_same_key(" in line for line in uses["srv_listen.c"]) == 2, uses
+
+
 def test_key_from_file():
     with tempfile.NamedTemporaryFile("w") as f:
         f.write(KEY + "\n")
