@@ -185,6 +185,43 @@ def test_killed_and_started_again():
             assert a["choices"] == want
 
 
+def mapped_or_open(pid, *beginnings):
+    """Names of what a process has mapped or open, if they begin so."""
+    names = [line.split(maxsplit=5)[5] for line in open(f"/proc/{pid}/maps")
+             if len(line.split(maxsplit=5)) == 6]
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except OSError:
+            pass
+    return [n.strip() for n in names if n.startswith(beginnings)]
+
+
+def test_killed_leaves_nothing():
+    """20 times: killed in an answer, or stopped.  It has no shared memory that has a name, so none
+    is left; no files but those of its cache, which do not become more with the same request."""
+    ask = {"prompt": "the same again " * 60, "max_tokens": 40, "ignore_eos": True, "stream": True}
+    with Directory() as d, Directory() as cache:
+        env = {"TMPDIR": d, "TMP": d, "TEMP": d}
+        n_file = []
+        for i in range(20):
+            with Server("--cache-dir", cache, program=FAULT, env=env) as s:
+                s.exits = (0, -signal.SIGKILL)
+                c = s.raw_post(COMPLETION, ask)
+                assert c.recv(100)
+                s.wait_for(lambda: s.slots()["running"] == 1)
+                time.sleep(0.01 * (i % 4))
+                found = mapped_or_open(s.process.pid, "/dev/shm", "/SYSV", d)
+                assert not found, found
+                assert mapped_or_open(s.process.pid, cache)  # it would be seen
+                if i % 5:
+                    s.process.kill()
+                c.close()
+            assert os.listdir(d) == [], os.listdir(d)
+            n_file.append(sum(len(files) for _, _, files in os.walk(cache)))
+        assert n_file[-1] <= n_file[0] + 1, n_file  # of 64 MiB
+
+
 def test_tiers():
     """Less device memory than the context takes: the same text, and the host's part is told."""
     with Server("--deterministic", "--parallel", "2") as s:
