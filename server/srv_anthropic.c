@@ -7,21 +7,23 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static const char *const names[] = { "messages", "model", "system", "max_tokens", "temperature",
-                                     "top_p", "top_k", "stop_sequences", "stream", "tools",
-                                     "tool_choice", "output_config",
-                                     /* ours */
-                                     "min_p", "presence_penalty", "frequency_penalty",
-                                     "repetition_penalty", "repeat_penalty", "repeat_last_n",
-                                     "seed", "logit_bias", "ignore_eos", "debug_cache",
-                                     "cache_salt", "add_generation_prompt", "chat_template_kwargs",
-                                     /* nothing to do for these */
-                                     "metadata", "cache_control" };
+static const char *const names[] = {
+    "messages", "model", "system", "max_tokens", "temperature", "top_p", "top_k", "stop_sequences",
+    "stream", "tools", "tool_choice", "output_config",
+    /* ours */
+    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty",
+    "repeat_last_n", "seed", "logit_bias", "ignore_eos", "debug_cache", "cache_salt",
+    "add_generation_prompt", "chat_template_kwargs",
+    /* nothing to do for these */
+    "metadata", "cache_control", "user_profile_id", "workspace_id"
+};
 
 static const srv_refused refused[] = { { "container", "" },
                                        { "context_management", "" },
+                                       { "diagnostics", "{}" },
                                        { "inference_geo", "" },
                                        { "mcp_servers", "[]" },
+                                       { "output_format", "" },
                                        { "service_tier", "\"auto\" \"standard_only\"" },
                                        { "speed", "\"standard\"" },
                                        { "thinking", "{\"type\":\"disabled\"}" } };

@@ -20,13 +20,18 @@ static const char *const names[] = { "input", "model", "instructions", "max_outp
                                      /* nothing to do for these */
                                      "metadata", "user", "safety_identifier", "prompt_cache_key" };
 
-static const srv_refused refused[] = { { "background", "false" },
+static const srv_refused refused[] = { { "access_programs", "{}" },
+                                       { "background", "false" },
+                                       { "background_options", "{}" },
                                        { "context_management", "[]" },
                                        { "conversation", "" },
+                                       { "image", "{}" },
                                        { "include", "[] [\"reasoning.encrypted_content\"]" },
                                        { "max_tool_calls", "" },
+                                       { "moderation", "" },
                                        { "previous_response_id", "" },
                                        { "prompt", "" },
+                                       { "prompt_cache_options", "{}" },
                                        { "prompt_cache_retention", "" },
                                        { "reasoning", "{} {\"effort\":\"none\"}" },
                                        { "service_tier", "\"auto\" \"default\"" },

@@ -8,13 +8,15 @@ from kvserver import HERE, Server, main, use_clients
 use_clients()
 
 import functools
+import inspect
 import json
 import os
 import signal
 import threading
 
-import anthropic.types
+import anthropic
 import jsonschema
+import openai
 import openai.types.responses
 import pydantic
 
@@ -180,6 +182,35 @@ def test_messages():
             assert kinds[0] == "message_start" and kinds[-1] == "message_stop", kinds
         check_type(types.MessageTokensCount,
                    s.post(MESSAGES + "/count_tokens", {"messages": HELLO}))
+
+
+LIMITS = ("max_tokens", "max_output_tokens")
+
+
+def test_every_field_of_the_clients_is_known():
+    """What the official clients can ask for has an effect, needs none, or is refused by name: none
+    of it is taken for a word that nobody knows."""
+    ours = anthropic.Anthropic(api_key="x"), openai.OpenAI(api_key="x")
+    n = 0
+    with server() as s:
+        for path, body, method in (
+                (CHAT, {"messages": HELLO, "max_tokens": 1}, ours[1].chat.completions.create),
+                (COMPLETION, {"prompt": "x", "max_tokens": 1}, ours[1].completions.create),
+                (RESPONSES, {"input": "x", "max_output_tokens": 1}, ours[1].responses.create),
+                (MESSAGES, {"messages": HELLO, "max_tokens": 1}, ours[0].messages.create),
+                (MESSAGES + "/count_tokens", {"messages": HELLO}, ours[0].messages.count_tokens)):
+            fields = set(inspect.signature(method).parameters) - {
+                "extra_headers", "extra_query", "extra_body", "timeout"}
+            assert len(fields) > 10, fields
+            for field in fields:
+                status, _, data = s.call("POST", path, {**body, field: None})
+                assert status == (400 if field in body and field not in LIMITS else 200) or \
+                    (path, field) == (MESSAGES, "max_tokens"), (path, field, data)
+                n += 1
+        s.call("POST", CHAT, {"not_ours": 1})
+        s.wait_for(lambda: any("not_ours" in x for x in s.lines))
+        assert not [x for x in s.lines if "not known" in x and "not_ours" not in x], s.lines
+    assert n > 100, n
 
 
 def test_streams_that_fail():
