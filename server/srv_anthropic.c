@@ -36,13 +36,15 @@ static const srv_refused refused[] = { { "container", "" },
 static void put_usage(const srv_job *j, kvd_buf *b)
 {
     const srv_usage *u      = &j->usage;
-    const uint64_t   cached = u->n_cached[0] + u->n_cached[1] + u->n_cached[2];
+    const uint64_t   cached = srv_n_cached(u);
 
     kvd_buf_printf(b,
                    "{\"input_tokens\":%llu,\"cache_creation_input_tokens\":0,"
-                   "\"cache_read_input_tokens\":%llu,\"output_tokens\":%llu}",
+                   "\"cache_read_input_tokens\":%llu,\"output_tokens\":%llu,",
                    (unsigned long long)(u->n_prompt - cached), (unsigned long long)cached,
                    (unsigned long long)u->n_generated);
+    srv_put_tiers(u, b);
+    kvd_buf_putc(b, '}');
 }
 
 static void put_head(const srv *s, const srv_job *j, kvd_buf *b)

@@ -50,10 +50,12 @@ static void put_usage(const srv_job *j, kvd_buf *b)
 
     kvd_buf_printf(b,
                    "{\"input_tokens\":%llu,\"input_tokens_details\":{\"cached_tokens\":%llu,"
-                   "\"cache_write_tokens\":0},\"output_tokens\":%llu,\"output_tokens_details\":"
-                   "{\"reasoning_tokens\":0},\"total_tokens\":%llu}",
-                   (unsigned long long)u->n_prompt,
-                   (unsigned long long)(u->n_cached[0] + u->n_cached[1] + u->n_cached[2]),
+                   "\"cache_write_tokens\":0,",
+                   (unsigned long long)u->n_prompt, (unsigned long long)srv_n_cached(u));
+    srv_put_tiers(u, b);
+    kvd_buf_printf(b,
+                   "},\"output_tokens\":%llu,\"output_tokens_details\":{\"reasoning_tokens\":0},"
+                   "\"total_tokens\":%llu}",
                    (unsigned long long)u->n_generated,
                    (unsigned long long)(u->n_prompt + u->n_generated));
 }

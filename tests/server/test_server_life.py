@@ -14,6 +14,7 @@ from kvserver import SLOW, Directory, Server, main, text_of
 COMPLETION = "/v1/completions"
 FAULT = os.environ["KVDRIVE_FAULT"]
 BIAS = {"261": -100}
+LONG_TEXT = "a long story " * 150
 LONG = {"prompt": [67] * 50, "max_tokens": 3500, "logit_bias": BIAS}
 
 
@@ -160,12 +161,14 @@ def test_memory_fails():
 def test_killed_and_started_again():
     """Same directory after SIGKILL: the conversation goes on, with the text of an unbroken run."""
     with Directory() as d:
-        ask = {"prompt": "a long story " * 150, "max_tokens": 30, "logit_bias": BIAS}
+        ask = {"prompt": LONG_TEXT, "max_tokens": 30, "logit_bias": BIAS}
+        ask_chat = {"messages": [{"role": "user", "content": LONG_TEXT}], "max_tokens": 2}
         with Server("--deterministic") as s:
             want = s.post(COMPLETION, ask)["choices"]
         with Server("--deterministic", "--cache-dir", d) as s:
             s.exits = (-signal.SIGKILL,)
             assert s.post(COMPLETION, ask)["choices"] == want
+            s.post("/v1/messages", ask_chat)
             time.sleep(1.0)
             s.process.kill()
             end(s, 5)
@@ -174,6 +177,12 @@ def test_killed_and_started_again():
             u = a["usage"]
             assert u["prompt_tokens_details"]["cached_by_tier"]["disk"] == u["prompt_tokens"] - 1
             assert a["choices"] == want
+            a = s.post("/v1/messages", ask_chat)  # the other shapes say where it was, too
+            u = a["usage"]
+            assert u["cached_by_tier"]["disk"] == u["cache_read_input_tokens"] > 1000
+            a = s.post("/v1/responses", {"input": LONG_TEXT, "max_output_tokens": 2})
+            u = a["usage"]["input_tokens_details"]
+            assert u["cached_by_tier"]["device"] == u["cached_tokens"] > 1000
             salted = s.post(COMPLETION, {**ask, "cache_salt": "x"})
             assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             assert salted["choices"] == want
