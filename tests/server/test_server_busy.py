@@ -102,8 +102,7 @@ def test_pace_beside_a_long_prompt():
     percentile on a machine with neighbours is theirs as well: one of five rounds must do."""
     ctx = LONG_PROMPT + 3000
     for _ in range(5):
-        with Server("--kv-tokens", str(ctx + 12000), "--rope-scale", str(ctx // 128 + 1), ctx=ctx,
-                    program=FAULT) as s:
+        with Server("--rope-scale", str(ctx // 128 + 1), ctx=ctx, program=FAULT) as s:
             quiet, beside, took = gaps_beside(s, LONG_PROMPT)
         told = [f"{n}: median {1e3 * share(x, 0.5):.2f} ms, 99 % {1e3 * share(x, 0.99):.2f} ms of "
                 f"{len(x)}" for n, x in (("quiet", quiet), ("beside", beside))]
