@@ -163,10 +163,8 @@ static void check_length(srv_call *c)
                         (unsigned long long)c->s->p.body_bytes);
 }
 
-bool srv_guard(srv_call *c, const char *method)
+bool srv_guard(srv_call *c, const char *method, const char *path)
 {
-    const char *path = c->what + strlen(method) + 1;
-
     if (!good_host(c))
         srv_reply_error(&c->reply, 403, NULL, NULL, "this Host is not served here");
     else if (!good_origin(c))

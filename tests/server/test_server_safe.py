@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Who may call, and what is never told."""
+import json
 import os
 import pathlib
 import re
@@ -149,10 +150,43 @@ def test_prompts_stay_out_of_the_log():
         s.call("GET", "/my-secret-path")
         s.wait_for(lambda: any("no route" in line for line in s.lines))
         assert "secret" not in "".join(s.lines)
-        import json
         for line in s.lines:
             if not line.startswith("kvdrive:"):
                 assert {"time", "level", "message"} == set(json.loads(line))
+
+
+def test_odd_methods_and_paths():
+    """Whatever they are and however long: refused, and of what comes back only the path is the
+    caller's, of nobody else's memory anything."""
+    with Server() as s:
+        for n in (1, 7, 8, 9, 20, 39, 40, 41, 47, 48, 60, 200, 1000, 5000):
+            for method, path, want in (("M" * n, "/v1/models", 405), ("M" * n, "/", 404),
+                                       ("GET", "/" + "p" * n, 404), ("GET", "/health" * n, 404),
+                                       ("M" * n, "/" + "p" * n, 404)):
+                if (method, path) == ("GET", "/health"):
+                    continue
+                c = s.raw(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close"
+                          "\r\n\r\n".encode())
+                data = b""
+                try:
+                    while more := c.recv(4096):
+                        data += more
+                except OSError:
+                    pass  # too long for the library
+                c.close()
+                if not data and n >= 5000:
+                    continue
+                head, _, body = data.partition(b"\r\n\r\n")
+                status = int(head.split()[1])
+                assert status == want or (status in (414, 431) and n >= 1000), (n, head)
+                text = body.decode().replace(path, "").strip("\0")
+                if status == want:
+                    message = json.loads(body)["error"]["message"]
+                    assert message.startswith(("there is no ", path)) and len(message) < 512
+                    assert set(message.replace("there is no ", "").replace(" does not take ", "")) \
+                        <= set(path + method), message
+                assert len(text) < 600, text
+        assert s.get("/health") == {"status": "ok"}
 
 
 def test_odd_requests():
