@@ -51,6 +51,14 @@ add_library(kvdrive_cuda MODULE ${KVD_CUDA_SOURCES} $<TARGET_OBJECTS:kvdrive_cud
             src/os/os_pool.c src/backend/cpu/cpu_index_layout.c)
 set_target_properties(kvdrive_cuda PROPERTIES OUTPUT_NAME kvdrive-cuda)
 kvd_cuda_target(kvdrive_cuda)
+# What there is code for, in words: PTX is compiled for later GPUs when it is loaded.
+set(code ${CMAKE_CUDA_ARCHITECTURES})
+list(TRANSFORM code REPLACE "^([0-9]+[af]?)$" "sm_\\1 and later")
+list(TRANSFORM code REPLACE "^([0-9]+[af]?)-real$" "sm_\\1")
+list(TRANSFORM code REPLACE "^([0-9]+[af]?)-virtual$" "what comes after sm_\\1")
+list(JOIN code ", " code)
+set_source_files_properties(src/backend/cuda/cuda_backend.cu PROPERTIES
+                            COMPILE_DEFINITIONS "KVD_CUDA_CODE=\"${code}\"")
 target_link_libraries(kvdrive_cuda PRIVATE ${CMAKE_DL_LIBS})
 set(map ${CMAKE_CURRENT_SOURCE_DIR}/packaging/libkvdrive-cuda.map)
 target_link_options(kvdrive_cuda PRIVATE LINKER:-z,defs LINKER:--version-script=${map})

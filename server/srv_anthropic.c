@@ -7,21 +7,23 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static const char *const names[] = { "messages", "model", "system", "max_tokens", "temperature",
-                                     "top_p", "top_k", "stop_sequences", "stream", "tools",
-                                     "tool_choice", "output_config",
-                                     /* ours */
-                                     "min_p", "presence_penalty", "frequency_penalty",
-                                     "repetition_penalty", "repeat_penalty", "repeat_last_n",
-                                     "seed", "logit_bias", "ignore_eos", "debug_cache",
-                                     "cache_salt", "add_generation_prompt", "chat_template_kwargs",
-                                     /* nothing to do for these */
-                                     "metadata", "cache_control" };
+static const char *const names[] = {
+    "messages", "model", "system", "max_tokens", "temperature", "top_p", "top_k", "stop_sequences",
+    "stream", "tools", "tool_choice", "output_config",
+    /* ours */
+    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty",
+    "repeat_last_n", "seed", "logit_bias", "ignore_eos", "debug_cache", "cache_salt",
+    "add_generation_prompt", "chat_template_kwargs",
+    /* nothing to do for these */
+    "metadata", "cache_control", "user_profile_id", "workspace_id"
+};
 
 static const srv_refused refused[] = { { "container", "" },
                                        { "context_management", "" },
+                                       { "diagnostics", "{}" },
                                        { "inference_geo", "" },
                                        { "mcp_servers", "[]" },
+                                       { "output_format", "" },
                                        { "service_tier", "\"auto\" \"standard_only\"" },
                                        { "speed", "\"standard\"" },
                                        { "thinking", "{\"type\":\"disabled\"}" } };
@@ -34,13 +36,15 @@ static const srv_refused refused[] = { { "container", "" },
 static void put_usage(const srv_job *j, kvd_buf *b)
 {
     const srv_usage *u      = &j->usage;
-    const uint64_t   cached = u->n_cached[0] + u->n_cached[1] + u->n_cached[2];
+    const uint64_t   cached = srv_n_cached(u);
 
     kvd_buf_printf(b,
                    "{\"input_tokens\":%llu,\"cache_creation_input_tokens\":0,"
-                   "\"cache_read_input_tokens\":%llu,\"output_tokens\":%llu}",
+                   "\"cache_read_input_tokens\":%llu,\"output_tokens\":%llu,",
                    (unsigned long long)(u->n_prompt - cached), (unsigned long long)cached,
                    (unsigned long long)u->n_generated);
+    srv_put_tiers(u, b);
+    kvd_buf_putc(b, '}');
 }
 
 static void put_head(const srv *s, const srv_job *j, kvd_buf *b)

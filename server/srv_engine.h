@@ -69,8 +69,9 @@ typedef struct srv_gen {
     srv_token       *echo; /* [n_prompt] logprobs of the prompt */
 
     uint64_t start_ns, told_ns, first_ns, last_ns; /* first, last: tokens of the answer */
-    uint32_t n_kept;                               /* of the prompt, when it began */
-    bool     counted;                              /* what was cached of it */
+    uint64_t beside_ns; /* WAIT: not beside others before; 0: not known */
+    uint32_t n_kept;    /* of the prompt, when it began */
+    bool     counted;   /* what was cached of it */
 } srv_gen;
 
 srv_gen *srv_gen_new(srv_job *j, uint32_t choice);
@@ -104,6 +105,8 @@ typedef struct srv_pace {
  * prompts. */
 uint32_t srv_pace_budget(srv_pace *p, uint32_t n_row, uint32_t most);
 void     srv_pace_learn(srv_pace *p, uint32_t n_row, uint32_t n_prompt, double ns);
+/* What a token of a prompt takes, about; 0: not known. */
+double srv_pace_token_ns(const srv_pace *p);
 /* Tokens of the only prompt there is that go through the layers together, at least `least`; others
  * that come meanwhile wait for them. */
 uint32_t srv_pace_part(const srv_pace *p, uint32_t least);

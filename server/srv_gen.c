@@ -273,6 +273,8 @@ static void count_token(srv_gen *g, srv_engine *e)
         srv_hist_add(&e->counts.gap, now - g->last_ns);
     } else {
         g->first_ns = now;
+        if (!g->job->answer_ns[g->input])
+            g->job->answer_ns[g->input] = now;
         srv_hist_add(&e->counts.prefill, now - g->start_ns);
     }
     g->last_ns = now;

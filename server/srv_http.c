@@ -85,7 +85,7 @@ static void *on_uri(void *cls, const char *uri, struct MHD_Connection *c)
 
 /* ---- calls -------------------------------------------------------------------------------- */
 
-static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *method, const char *url)
+static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *url)
 {
     srv_call *call = conn_of(c) ? kvd_calloc(1, sizeof(*call)) : NULL;
 
@@ -100,7 +100,6 @@ static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *method,
         s->calls->prev = call;
     s->calls = call;
     s->n_call++;
-    snprintf(call->what, sizeof(call->what), "%.8s %s", method, url);
     call->reply.messages = strncmp(url, "/v1/messages", 12) == 0;
     return call;
 }
@@ -376,10 +375,10 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *mc, const cha
 
     (void)version;
     if (!c) {
-        *ctx = c = open_call(cls, mc, method, url);
+        *ctx = c = open_call(cls, mc, url);
         if (!c)
             return MHD_NO;
-        if (srv_guard(c, method))
+        if (srv_guard(c, method, url))
             return MHD_YES;
         c->conn->in_call = true;
         return send_reply(c); /* before any body is read */

@@ -53,7 +53,6 @@ struct srv_call {
     const srv_route       *route;
     srv_call              *prev, *next;      /* all that live */
     srv_call              *next_work;        /* for a worker, or back from one */
-    char                   what[48];         /* for the log: method and path */
     uint64_t               born_ns, said_ns; /* said: a stream has given bytes */
     kvd_buf                body;
     srv_reply              reply;
@@ -134,7 +133,7 @@ void       srv_http_tick(srv *s, uint64_t now); /* limits of time */
 
 kvd_status srv_listen(srv *s, kvd_err *err);
 /* NULL: the call may go on; else what is wrong with it was put into its reply. */
-bool srv_guard(srv_call *c, const char *method);
+bool srv_guard(srv_call *c, const char *method, const char *path);
 
 /* ---- srv_work.c ------------------------------------------------------------------------ */
 

@@ -159,8 +159,9 @@ typedef struct srv_job {
     struct srv_job  *next_told;
 
     /* engine thread */
-    uint32_t  n_left;               /* choices that have not finished */
-    uint32_t  turn[SRV_CHOICE_MAX]; /* by input: which of its choices runs, one after the other */
+    uint32_t  n_left;                    /* choices that have not finished */
+    uint32_t  n_running[SRV_CHOICE_MAX]; /* by input: choices that have a slot */
+    uint64_t  answer_ns[SRV_CHOICE_MAX]; /* by input: when its first answer began; 0: not yet */
     uint64_t  submit_ns;
     bool      over;
     srv_usage usage; /* the net thread reads it behind END */

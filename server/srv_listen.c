@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srv_listen.c - where the server listens, and who may call: key, Host, Origin. */
 #include "srv_http.h"
+#include "srv_key.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -78,17 +79,6 @@ kvd_status srv_listen(srv *s, kvd_err *err)
 /* ---- who may call ------------------------------------------------------------------------------
  */
 
-/* Takes as long for every guess of the same length. */
-static bool same_key(const char *a, const char *key)
-{
-    const size_t n_a = strlen(a), n_key = strlen(key);
-    unsigned     differ = n_a != n_key;
-
-    for (size_t i = 0; i < n_a; i++)
-        differ |= (unsigned)(unsigned char)a[i] ^ (unsigned char)key[n_key ? i % n_key : 0];
-    return differ == 0;
-}
-
 static const char *header(const srv_call *c, const char *name)
 {
     return MHD_lookup_connection_value(c->c, MHD_HEADER_KIND, name);
@@ -99,8 +89,8 @@ static bool has_key(const srv_call *c)
     const char *bearer = header(c, "Authorization"), *plain = header(c, "x-api-key");
 
     if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
-        return same_key(bearer + 7, c->s->p.key);
-    return plain && same_key(plain, c->s->p.key);
+        return srv_same_key(bearer + 7, c->s->p.key);
+    return plain && srv_same_key(plain, c->s->p.key);
 }
 
 /* Length of "host" in "host:port" or "[::1]:port". */
@@ -173,10 +163,8 @@ static void check_length(srv_call *c)
                         (unsigned long long)c->s->p.body_bytes);
 }
 
-bool srv_guard(srv_call *c, const char *method)
+bool srv_guard(srv_call *c, const char *method, const char *path)
 {
-    const char *path = c->what + strlen(method) + 1;
-
     if (!good_host(c))
         srv_reply_error(&c->reply, 403, NULL, NULL, "this Host is not served here");
     else if (!good_origin(c))

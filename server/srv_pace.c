@@ -95,6 +95,11 @@ uint32_t srv_pace_budget(srv_pace *p, uint32_t n_row, uint32_t most)
     return 1u << (size < n_size ? size : n_size - 1);
 }
 
+double srv_pace_token_ns(const srv_pace *p)
+{
+    return p->token_ns > 0.0 ? p->token_ns : quiet(p, 1);
+}
+
 uint32_t srv_pace_part(const srv_pace *p, uint32_t least)
 {
     const double n = p->token_ns > 0.0 ? PART_NS / p->token_ns : least;

@@ -20,13 +20,18 @@ static const char *const names[] = { "input", "model", "instructions", "max_outp
                                      /* nothing to do for these */
                                      "metadata", "user", "safety_identifier", "prompt_cache_key" };
 
-static const srv_refused refused[] = { { "background", "false" },
+static const srv_refused refused[] = { { "access_programs", "{}" },
+                                       { "background", "false" },
+                                       { "background_options", "{}" },
                                        { "context_management", "[]" },
                                        { "conversation", "" },
+                                       { "image", "{}" },
                                        { "include", "[] [\"reasoning.encrypted_content\"]" },
                                        { "max_tool_calls", "" },
+                                       { "moderation", "" },
                                        { "previous_response_id", "" },
                                        { "prompt", "" },
+                                       { "prompt_cache_options", "{}" },
                                        { "prompt_cache_retention", "" },
                                        { "reasoning", "{} {\"effort\":\"none\"}" },
                                        { "service_tier", "\"auto\" \"default\"" },
@@ -45,10 +50,12 @@ static void put_usage(const srv_job *j, kvd_buf *b)
 
     kvd_buf_printf(b,
                    "{\"input_tokens\":%llu,\"input_tokens_details\":{\"cached_tokens\":%llu,"
-                   "\"cache_write_tokens\":0},\"output_tokens\":%llu,\"output_tokens_details\":"
-                   "{\"reasoning_tokens\":0},\"total_tokens\":%llu}",
-                   (unsigned long long)u->n_prompt,
-                   (unsigned long long)(u->n_cached[0] + u->n_cached[1] + u->n_cached[2]),
+                   "\"cache_write_tokens\":0,",
+                   (unsigned long long)u->n_prompt, (unsigned long long)srv_n_cached(u));
+    srv_put_tiers(u, b);
+    kvd_buf_printf(b,
+                   "},\"output_tokens\":%llu,\"output_tokens_details\":{\"reasoning_tokens\":0},"
+                   "\"total_tokens\":%llu}",
                    (unsigned long long)u->n_generated,
                    (unsigned long long)(u->n_prompt + u->n_generated));
 }

@@ -3,7 +3,10 @@
  *
  * A generation goes where it costs least: where most of its prompt lies already, but rather into an
  * empty or old slot than over the end of a conversation that may come back.  A slot that holds the
- * beginning of a prompt that waits is left alone while another will do. */
+ * beginning of a prompt that waits is left alone while another will do.
+ *
+ * Choices of one prompt run one after the other at first, beside each other where their answers are
+ * longer than the prompt is worth: admit_beside(). */
 #include "srv_engine.h"
 
 #include <string.h>
@@ -24,10 +27,11 @@ void srv_sched_enqueue(srv_engine *e, srv_gen *g, bool first)
     *at      = g;
 }
 
-/* Choices of one input run one after the other, so that they share what its prompt left behind. */
+/* Choices of one input share what its prompt left behind in a slot if they run one after the other.
+ */
 static bool may_run(const srv_gen *g)
 {
-    return g->job->turn[g->input] == g->turn;
+    return g->job->n_running[g->input] == 0;
 }
 
 static void unlink_gen(srv_engine *e, srv_gen *g)
@@ -138,6 +142,7 @@ void srv_sched_release(srv_engine *e, srv_slot *s)
 {
     if (s->gen->state == SRV_GEN_PROMPT) /* what there is of the prompt stays, but it has ended */
         (void)!kvd_seq_truncate(e->p.session, (uint32_t)(s - e->slot), s->n, NULL);
+    s->gen->job->n_running[s->gen->input]--;
     s->gen     = NULL;
     s->used_ns = kvd_now_ns();
     e->stale   = e->p.cached;
@@ -175,7 +180,7 @@ static double cost_of(const srv_slot *s, uint32_t n_token, uint32_t n, uint64_t 
     return (double)(n_token - n) + weight * (double)(s->n - n);
 }
 
-static srv_slot *choose(srv_engine *e, const srv_gen *g)
+static srv_slot *choose(srv_engine *e, const srv_gen *g, double *cost_out)
 {
     const uint64_t now  = kvd_now_ns();
     srv_slot      *best = NULL;
@@ -193,6 +198,7 @@ static srv_slot *choose(srv_engine *e, const srv_gen *g)
             low  = cost;
         }
     }
+    *cost_out = low;
     return best;
 }
 
@@ -299,9 +305,11 @@ static void count_cached(srv_engine *e, srv_gen *g, uint32_t kept, uint32_t know
         return;
     }
     g->counted = true;
-    g->job->usage.n_cached[tier] += kept;
-    g->job->usage.n_cached[SRV_TIER_DISK] += known - kept;
-    g->job->usage.n_prompt += g->turn == 0 ? g->n_prompt : 0;
+    if (g->turn == 0) { /* a prompt counts once, whatever the number of its choices */
+        g->job->usage.n_cached[tier] += kept;
+        g->job->usage.n_cached[SRV_TIER_DISK] += known - kept;
+        g->job->usage.n_prompt += g->n_prompt;
+    }
     g->job->usage.n_evaluated += g->n_prompt - known;
     e->counts.n_cached[tier] += kept;
     e->counts.n_cached[SRV_TIER_DISK] += known - kept;
@@ -358,6 +366,7 @@ static void start(srv_engine *e, srv_gen *g, srv_slot *s)
     g->order    = e->n_order++;
     g->start_ns = kvd_now_ns();
     s->gen      = g;
+    g->job->n_running[g->input]++;
     cut(e, s, g->echo ? 0 : n < g->n_token ? n : g->n_token - 1);
     if (st == KVD_OK)
         st = begin_prompt(e, s, g, &err);
@@ -379,22 +388,51 @@ static bool has_idle(const srv_engine *e)
     return false;
 }
 
+/* Blocks that it needs beyond what the slot has. */
+static uint64_t need_of(const srv_gen *g, const srv_slot *s)
+{
+    const uint64_t need = blocks_of(g->n_token + 1);
+
+    return need > claim_of(s) ? need - claim_of(s) : 0;
+}
+
+/* Nobody waits but choices of inputs that others answer already.  One of them runs beside those
+ * once they have taken as long as its slot costs: evaluating its prompt another time then makes the
+ * request at most so much slower, and where answers are long, faster by whole answers.  It takes no
+ * memory from others. */
+static bool admit_beside(srv_engine *e, srv_gen *g)
+{
+    const uint64_t since = g->job->answer_ns[g->input], now = kvd_now_ns();
+    const double   token_ns = srv_pace_token_ns(&e->pace);
+    double         cost     = 0.0;
+    srv_slot      *s;
+
+    if (!since || token_ns == 0.0 || now < g->beside_ns)
+        return false;
+    s            = choose(e, g, &cost);
+    g->beside_ns = since + (uint64_t)(cost * token_ns);
+    if (now < g->beside_ns || claimed(e) + need_of(g, s) > e->p.n_block)
+        return false;
+    start(e, g, s);
+    return true;
+}
+
 /* The first that may run gets a slot, if there is one and memory for it. */
 static bool admit_one(srv_engine *e)
 {
     srv_gen  *g = e->queue;
     srv_slot *s;
-    uint64_t  need;
+    double    cost;
 
-    while (g && !may_run(g))
-        g = g->next;
     if (!g || !has_idle(e))
         return false;
+    while (g && !may_run(g))
+        g = g->next;
+    if (!g)
+        return admit_beside(e, e->queue);
     mark_wanted(e);
-    s    = choose(e, g);
-    need = blocks_of(g->n_token + 1);
-    need = need > claim_of(s) ? need - claim_of(s) : 0;
-    if (!evict_idle(e, need, s))
+    s = choose(e, g, &cost);
+    if (!evict_idle(e, need_of(g, s), s))
         return false;
     start(e, g, s);
     return true;

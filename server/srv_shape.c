@@ -23,21 +23,30 @@ void srv_stream_error(const srv_event *e, kvd_buf *b)
     kvd_buf_puts(b, "\n\n");
 }
 
+uint64_t srv_n_cached(const srv_usage *u)
+{
+    return u->n_cached[SRV_TIER_DEVICE] + u->n_cached[SRV_TIER_HOST] + u->n_cached[SRV_TIER_DISK];
+}
+
+void srv_put_tiers(const srv_usage *u, kvd_buf *b)
+{
+    kvd_buf_printf(b, "\"cached_by_tier\":{\"device\":%llu,\"host\":%llu,\"disk\":%llu}",
+                   (unsigned long long)u->n_cached[SRV_TIER_DEVICE],
+                   (unsigned long long)u->n_cached[SRV_TIER_HOST],
+                   (unsigned long long)u->n_cached[SRV_TIER_DISK]);
+}
+
 static void put_usage(const srv_job *j, kvd_buf *b)
 {
     const srv_usage         *u      = &j->usage;
     const unsigned long long prompt = u->n_prompt, generated = u->n_generated;
-    unsigned long long       cached[SRV_N_TIER], all         = 0;
 
-    for (uint32_t i = 0; i < SRV_N_TIER; i++)
-        all += cached[i] = u->n_cached[i];
     kvd_buf_printf(b,
                    "{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu,"
-                   "\"prompt_tokens_details\":{\"cached_tokens\":%llu,\"cached_by_tier\":"
-                   "{\"device\":%llu,\"host\":%llu,\"disk\":%llu}},"
-                   "\"completion_tokens_details\":{\"reasoning_tokens\":0}}",
-                   prompt, generated, prompt + generated, all, cached[SRV_TIER_DEVICE],
-                   cached[SRV_TIER_HOST], cached[SRV_TIER_DISK]);
+                   "\"prompt_tokens_details\":{\"cached_tokens\":%llu,",
+                   prompt, generated, prompt + generated, (unsigned long long)srv_n_cached(u));
+    srv_put_tiers(u, b);
+    kvd_buf_puts(b, "},\"completion_tokens_details\":{\"reasoning_tokens\":0}}");
 }
 
 static double rate(uint64_t n, uint64_t ns)
@@ -54,8 +63,7 @@ static void put_timings(const srv_job *j, kvd_buf *b)
                    "{\"queue_ms\":%.3f,\"cache_n\":%llu,\"prompt_n\":%llu,\"prompt_ms\":%.3f,"
                    "\"prompt_per_second\":%.3f,\"predicted_n\":%llu,\"predicted_ms\":%.3f,"
                    "\"predicted_per_second\":%.3f}",
-                   (double)u->queue_ns * 1e-6,
-                   (unsigned long long)(u->n_cached[0] + u->n_cached[1] + u->n_cached[2]),
+                   (double)u->queue_ns * 1e-6, (unsigned long long)srv_n_cached(u),
                    (unsigned long long)u->n_evaluated, (double)u->prompt_ns * 1e-6,
                    rate(u->n_evaluated, u->prompt_ns), (unsigned long long)u->n_generated,
                    (double)u->generate_ns * 1e-6, rate(steps, u->generate_ns));

@@ -25,6 +25,9 @@ uint32_t  srv_n_piece(const srv_answer *a);
 srv_piece srv_piece_at(const srv_answer *a, uint32_t i);
 void      srv_put_answer_text(const srv_answer *a, kvd_buf *b);
 void      srv_put_call_id(const srv_job *j, uint32_t choice, uint32_t call, kvd_buf *b);
+/* Tokens of prompts that were not evaluated; the field "cached_by_tier" with where they were. */
+uint64_t srv_n_cached(const srv_usage *u);
+void     srv_put_tiers(const srv_usage *u, kvd_buf *b);
 /* ,"timings":...  and what debug_cache asked for, behind usage */
 void srv_put_extras(const srv_job *j, kvd_buf *b);
 /* A token's text as a JSON string; its bytes as an array. */

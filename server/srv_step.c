@@ -55,7 +55,6 @@ void srv_step_finish(srv_engine *e, srv_slot *s, srv_finish why, int32_t stop)
     }
     srv_tell(e, j, ev);
     srv_sched_release(e, s);
-    j->turn[g->input]++;
     if (--j->n_left == 0)
         end_job(e, j);
     srv_gen_free(g);

@@ -2,22 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The official Anthropic client against the server.  Skipped where scripts/get-clients has not run.
 """
-import os
-import sys
+from kvserver import HERE, Server, main, use_clients
 
-if os.path.basename(os.path.dirname(os.path.dirname(sys.executable))) != "clients":
-    python = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
-                          "kvdrive/clients/bin/python")
-    if not os.path.exists(python):
-        print("skipped: no clients (scripts/get-clients)")
-        sys.exit(77)
-    os.execv(python, [python, *sys.argv])
+use_clients()
 
+import asyncio
 import json
+import os
+import signal
 
 import anthropic
-
-from kvserver import HERE, Server, main
 
 KEY = "sk-of-the-test"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -122,6 +116,92 @@ def test_tools():
         ask["max_tokens"] = 45
         cut = c.messages.create(**ask)
         assert cut.stop_reason == "max_tokens" and cut.content[-1].input == {}, cut
+
+
+def test_several_results():
+    """Results of several calls go back in one message; the prompt has them all."""
+    with server() as s:
+        c = connect(s).messages
+        uses = [{"type": "tool_use", "id": f"toolu_{i}", "name": "weather",
+                 "input": {"city": city, "days": 3}} for i, city in enumerate(("Oslo", "Rome"))]
+        results = [{"type": "tool_result", "tool_use_id": f"toolu_{i}", "is_error": i == 1,
+                    "content": text} for i, text in enumerate(("snow", [
+                        {"type": "text", "text": "no answer"}]))]
+        messages = HELLO + [{"role": "assistant", "content": [
+            {"type": "text", "text": "I ask."}, *uses]}]
+        n = [c.count_tokens(model="tiny", tools=[TOOL], messages=messages + [
+            {"role": "user", "content": results[:i] + [{"type": "text", "text": "so?"}]}])
+            .input_tokens for i in range(3)]
+        assert n == sorted(set(n)), n
+        a = c.create(model="tiny", tools=[TOOL], max_tokens=9, extra_body={"logit_bias": LONG},
+                     messages=messages + [{"role": "user", "content": results}])
+        assert a.stop_reason == "max_tokens" and a.content, a
+
+
+def test_calls_as_they_come():
+    """A stream of several calls: each block is opened, told and closed before the next, and what
+    the client makes of it is the whole answer."""
+    with server("--deterministic") as s:
+        c = connect(s).messages
+        ask = dict(model="tiny", max_tokens=300, messages=HELLO, tools=[TOOL],
+                   tool_choice={"type": "any"},
+                   extra_body={"logit_bias": {**DENSE, **LONG}, "seed": 3, "temperature": 1})
+        whole, told, at = c.create(**ask), {}, -1
+        with c.stream(**ask) as stream:
+            for e in stream:
+                if e.type == "content_block_start":
+                    at += 1
+                    assert e.index == at and e.content_block.type == "tool_use", e
+                elif e.type == "input_json":
+                    told[at] = told.get(at, "") + e.partial_json
+                elif e.type in ("content_block_delta", "content_block_stop"):
+                    assert e.index == at, e
+            last = stream.get_final_message()
+        assert at + 1 == len(whole.content) > 2 and last.stop_reason == whole.stop_reason
+        for i, (x, y) in enumerate(list(zip(whole.content, last.content))[:-1]):
+            assert x.input == y.input == json.loads(told[i]), (x, y, told)
+
+
+def test_limits_and_failures():
+    """A full queue, too large a body and a failed device are the client's exceptions, in a stream
+    as well."""
+    endless = dict(model="t", messages=HELLO, max_tokens=3900, extra_body={"logit_bias": LONG},
+                   stream=True)
+    with Server("--parallel", "1", "--queue", "1", "--body-limit", "4000",
+                program=os.environ["KVDRIVE_FAULT"]) as s:
+        s.exits = (1,)
+        c = connect(s).messages
+        first = c.create(**endless)
+        next(iter(first))
+        second = c.create(**endless)
+        s.wait_for(lambda: s.slots()["waiting"] == 1)
+        e = raises(anthropic.RateLimitError, lambda: c.create(
+            model="t", messages=HELLO, max_tokens=1))
+        assert e.body["error"]["type"] == "rate_limit_error"
+        assert int(e.response.headers["Retry-After"]) >= 1
+        e = raises(anthropic.APIStatusError, lambda: c.create(
+            model="t", max_tokens=1, messages=[{"role": "user", "content": "x" * 5000}]))
+        assert e.status_code == 413 and e.body["error"]["type"] == "request_too_large", e
+        s.process.send_signal(signal.SIGUSR1)
+        for stream in (first, second):
+            raises(anthropic.APIStatusError, lambda: [x for x in stream], "device has failed")
+        s.process.wait(20)
+
+
+def test_streams_beside_each_other():
+    async def ask(c, i):
+        async with c.messages.stream(model="tiny", messages=[{"role": "user", "content": f"I {i}"}],
+                                     max_tokens=15, extra_body={"logit_bias": LONG}) as stream:
+            return "".join([x async for x in stream.text_stream])
+
+    async def ask_all(port):
+        async with anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{port}",
+                                            api_key=KEY) as c:
+            return await asyncio.gather(*(ask(c, i % 6) for i in range(24)))
+
+    with server("--deterministic") as s:
+        got = asyncio.run(ask_all(s.port))
+        assert all(got[i] == got[i % 6] for i in range(24)) and len(set(got)) > 1, got
 
 
 def test_output_format():

@@ -88,7 +88,7 @@ def test_lengths():
 
 
 def test_choices_and_seeds():
-    with Server() as s:
+    with Server("--deterministic") as s:
         body = {"prompt": "hello", "n": 3, "seed": 7, "temperature": 1.5, "max_tokens": 12,
                 "logit_bias": {"261": -100}}
         a = s.post(COMPLETION, body)
@@ -245,7 +245,7 @@ def test_response_format():
     """A model of random weights answers JSON that fits, drawn or likeliest, whole or as a stream,
     several at once and beside answers that are free."""
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
-    with Server() as s:
+    with Server("--deterministic") as s:
         for i in range(6):
             body = {"messages": HELLO, "response_format": form, "max_tokens": 1500, "n": 2,
                     "temperature": float(i % 2), "seed": i, "ignore_eos": i == 3}

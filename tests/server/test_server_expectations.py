@@ -8,6 +8,7 @@ from kvserver import HERE, main
 ROOT = HERE.parent.parent
 IDS = """B19 B20 B21 B23 B24 B25 B35 B36 B38 B39 B40 B42 B43 B44 B46 B48 B50 B51 B52""".split()
 NAMED = re.compile(r"`(tests/[\w./-]+): (\w+)`")
+SCRIPT = re.compile(r"`(tests/[\w./-]+[.]sh)`")
 MOST_EXEMPT = 3
 
 
@@ -21,12 +22,13 @@ def problems(page):
                 out.append(f"not a row: {line}")
             continue
         ids.append(row.group(1))
-        named = NAMED.findall(row.group(3))
+        named, scripts = NAMED.findall(row.group(3)), SCRIPT.findall(row.group(3))
         exempt += "does not apply" in row.group(3)
-        if not (named or "`not yet`: " in row.group(3) or "does not apply" in row.group(3)):
-            out.append(f"{row.group(1)}: no test, and it does not say so")
-        if row.group(3).count("`tests/") != len(named):
+        if not (named or scripts or "does not apply" in row.group(3)) or "not yet" in line:
+            out.append(f"{row.group(1)}: something has no test")
+        if row.group(3).count("`tests/") != len(named) + len(scripts):
             out.append(f"{row.group(1)}: a test without its case")
+        out += [f"{row.group(1)}: there is no {x}" for x in scripts if not (ROOT / x).is_file()]
         for path, case in named:
             file = ROOT / path
             if not file.is_file():
@@ -53,7 +55,9 @@ def test_checker_finds():
                 page.replace("tampered_loads", "no_such_case"),
                 page.replace(": tampered_loads`", "`"),
                 page.replace(first, re.sub(r"`tests.*`", "as everybody knows", first)),
-                page.replace("`not yet`: ", "does not apply: ")):
+                page.replace("old_cpu.sh", "no_such.sh"),
+                page.replace("one program", "not yet: one"),
+                page.replace("`tests/", "`does not apply/")):
         assert bad != page and problems(bad)
 
 

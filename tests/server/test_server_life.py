@@ -14,6 +14,7 @@ from kvserver import SLOW, Directory, Server, main, text_of
 COMPLETION = "/v1/completions"
 FAULT = os.environ["KVDRIVE_FAULT"]
 BIAS = {"261": -100}
+LONG_TEXT = "a long story " * 150
 LONG = {"prompt": [67] * 50, "max_tokens": 3500, "logit_bias": BIAS}
 
 
@@ -160,12 +161,14 @@ def test_memory_fails():
 def test_killed_and_started_again():
     """Same directory after SIGKILL: the conversation goes on, with the text of an unbroken run."""
     with Directory() as d:
-        ask = {"prompt": "a long story " * 150, "max_tokens": 30, "logit_bias": BIAS}
+        ask = {"prompt": LONG_TEXT, "max_tokens": 30, "logit_bias": BIAS}
+        ask_chat = {"messages": [{"role": "user", "content": LONG_TEXT}], "max_tokens": 2}
         with Server("--deterministic") as s:
             want = s.post(COMPLETION, ask)["choices"]
         with Server("--deterministic", "--cache-dir", d) as s:
             s.exits = (-signal.SIGKILL,)
             assert s.post(COMPLETION, ask)["choices"] == want
+            s.post("/v1/messages", ask_chat)
             time.sleep(1.0)
             s.process.kill()
             end(s, 5)
@@ -174,6 +177,12 @@ def test_killed_and_started_again():
             u = a["usage"]
             assert u["prompt_tokens_details"]["cached_by_tier"]["disk"] == u["prompt_tokens"] - 1
             assert a["choices"] == want
+            a = s.post("/v1/messages", ask_chat)  # the other shapes say where it was, too
+            u = a["usage"]
+            assert u["cached_by_tier"]["disk"] == u["cache_read_input_tokens"] > 1000
+            a = s.post("/v1/responses", {"input": LONG_TEXT, "max_output_tokens": 2})
+            u = a["usage"]["input_tokens_details"]
+            assert u["cached_by_tier"]["device"] == u["cached_tokens"] > 1000
             salted = s.post(COMPLETION, {**ask, "cache_salt": "x"})
             assert salted["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             assert salted["choices"] == want
@@ -183,6 +192,43 @@ def test_killed_and_started_again():
             a = s.post(COMPLETION, ask)
             assert a["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             assert a["choices"] == want
+
+
+def mapped_or_open(pid, *beginnings):
+    """Names of what a process has mapped or open, if they begin so."""
+    names = [line.split(maxsplit=5)[5] for line in open(f"/proc/{pid}/maps")
+             if len(line.split(maxsplit=5)) == 6]
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except OSError:
+            pass
+    return [n.strip() for n in names if n.startswith(beginnings)]
+
+
+def test_killed_leaves_nothing():
+    """20 times: killed in an answer, or stopped.  It has no shared memory that has a name, so none
+    is left; no files but those of its cache, which do not become more with the same request."""
+    ask = {"prompt": "the same again " * 60, "max_tokens": 40, "ignore_eos": True, "stream": True}
+    with Directory() as d, Directory() as cache:
+        env = {"TMPDIR": d, "TMP": d, "TEMP": d}
+        n_file = []
+        for i in range(20):
+            with Server("--cache-dir", cache, program=FAULT, env=env) as s:
+                s.exits = (0, -signal.SIGKILL)
+                c = s.raw_post(COMPLETION, ask)
+                assert c.recv(100)
+                s.wait_for(lambda: s.slots()["running"] == 1)
+                time.sleep(0.01 * (i % 4))
+                found = mapped_or_open(s.process.pid, "/dev/shm", "/SYSV", d)
+                assert not found, found
+                assert mapped_or_open(s.process.pid, cache)  # it would be seen
+                if i % 5:
+                    s.process.kill()
+                c.close()
+            assert os.listdir(d) == [], os.listdir(d)
+            n_file.append(sum(len(files) for _, _, files in os.walk(cache)))
+        assert n_file[-1] <= n_file[0] + 1, n_file  # of 64 MiB
 
 
 def test_tiers():

@@ -90,12 +90,16 @@ def test_counts_move():
         assert one["time_to_first_token_seconds_sum"] < one["request_seconds_sum"] < 30 * SLOW
         assert one["kv_used_tokens"] > 0 and one["steps_total"] >= 9
         assert one["evaluation_seconds_total{kind=decode}"] > 0
-        again = s.post(COMPLETION, {**ask, "n": 2})
+        again = s.post(COMPLETION, ask)
         cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
         two = settled(s, "requests_ended_total{outcome=finished}", 2)
-        assert two["cached_tokens_total{tier=device}"] == cached > 0
-        assert two["time_to_first_token_seconds_count"] == 2 and two["prefill_seconds_count"] == 3
-        assert two["inter_token_seconds_count"] == 21 and two["generated_tokens_total"] == 24
+        assert two["cached_tokens_total{tier=device}"] == cached == 299
+        s.post(COMPLETION, {**ask, "n": 2})
+        three = settled(s, "requests_ended_total{outcome=finished}", 3)
+        assert three["prompt_tokens_total"] == 1200  # of all choices
+        assert three["time_to_first_token_seconds_count"] == 3
+        assert three["prefill_seconds_count"] == 4
+        assert three["inter_token_seconds_count"] == 28 and three["generated_tokens_total"] == 32
 
 
 def test_queue_and_refusals():

@@ -1,25 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The official OpenAI client against the server.  Skipped where scripts/get-clients has not run."""
-import os
-import sys
+from kvserver import HERE, Server, main, use_clients
 
-if os.path.basename(os.path.dirname(os.path.dirname(sys.executable))) != "clients":
-    python = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),
-                          "kvdrive/clients/bin/python")
-    if not os.path.exists(python):
-        print("skipped: no clients (scripts/get-clients)")
-        sys.exit(77)
-    os.execv(python, [python, *sys.argv])
+use_clients()
 
 import asyncio
 import json
+import os
+import signal
 from typing import Literal
 
 import openai
 import pydantic
-
-from kvserver import HERE, Server, main
 
 KEY = "sk-of-the-test"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -231,6 +224,116 @@ def test_responses_tools():
         assert b.output[0].type == "message" and b.usage.input_tokens > 0
         named = c.create(**{**ask, "tool_choice": {"type": "function", "name": "weather"}})
         assert named.output[0].arguments == call.arguments
+
+
+def test_responses_parallel_calls():
+    """Several calls at once, whole and streamed alike; their results go back, and on it goes."""
+    with server("--deterministic", *HERMES) as s:
+        c = connect(s).responses
+        ask = dict(model="tiny", input="hello", tools=[WEATHER], tool_choice="required",
+                   parallel_tool_calls=True, max_output_tokens=300,
+                   extra_body={"logit_bias": {**DENSE, **BIAS}, "temperature": 1})
+        for seed in range(20):  # until there are some
+            ask["extra_body"]["seed"] = seed
+            a = c.create(**ask)
+            if len(a.output) > 3:
+                break
+        calls = [x for x in a.output if x.type == "function_call" and x.status == "completed"]
+        assert len(calls) > 2 and len({x.call_id for x in calls}) == len(calls), a
+        assert all(json.loads(x.arguments)["city"] in ("Oslo", "Rome") for x in calls)
+        begun, ended, deltas = [], [], {}
+        for e in c.create(**ask, stream=True):
+            if e.type == "response.output_item.added":
+                begun.append(e.output_index)
+                assert begun == list(range(len(begun))) and len(ended) == len(begun) - 1
+            elif e.type == "response.function_call_arguments.delta":
+                deltas[e.output_index] = deltas.get(e.output_index, "") + e.delta
+                assert e.output_index == begun[-1], e
+            elif e.type == "response.output_item.done":
+                ended.append(e.item)
+        assert [x.arguments for x in ended[:len(calls)]] == [x.arguments for x in calls]
+        for i, x in enumerate(ended):  # the last may be cut, before its name even: that is text
+            assert x.type == "message" and i + 1 == len(ended) or \
+                deltas.get(i, "") == x.arguments, (deltas, ended)
+        count = lambda items: c.create(model="tiny", input=items, max_output_tokens=1) \
+            .usage.input_tokens
+        items = [{"role": "user", "content": "hello"}] + [x.to_dict() for x in calls[:2]]
+        n = [count(items)]
+        for x in calls[:2]:
+            items.append({"type": "function_call_output", "call_id": x.call_id,
+                          "output": [{"type": "input_text", "text": "snow"}]})
+            n.append(count(items))
+        assert n == sorted(set(n)), n
+        b = c.create(**{**ask, "input": items, "tool_choice": "auto"})
+        assert b.status in ("completed", "incomplete") and b.usage.input_tokens > n[-1]
+
+
+def test_responses_errors():
+    with server("-c", "400", "--parallel", "1", "--queue", "1", *HERMES) as s:
+        raises(openai.AuthenticationError,
+               lambda: connect(s, "sk-wrong").responses.create(model="t", input="x"))
+        c = connect(s).responses
+        bad = lambda param, **k: raises(openai.BadRequestError, lambda: c.create(
+            **{"model": "t", "input": "x", **k}), param=param, type="invalid_request_error")
+        bad("input", input=[])
+        bad("input[1]", input=[{"role": "user", "content": "x"}, {"type": "item_reference",
+                                                                  "id": "x"}])
+        bad("previous_response_id", previous_response_id="resp_1")
+        bad("tools", tools=[{"type": "web_search"}])
+        bad("tool_choice", tools=[WEATHER], tool_choice={"type": "function", "name": "clock"})
+        bad("max_output_tokens", max_output_tokens=-1)
+        bad("store", store=True)
+        raises(openai.BadRequestError, lambda: c.create(model="t", input="x" * 3000),
+               code="context_length_exceeded")
+        raises(openai.NotFoundError, lambda: c.retrieve("resp_1"))
+        raises(openai.NotFoundError, lambda: c.delete("resp_1"))
+
+
+def test_limits_and_failures():
+    """A full queue, too large a body and a failed device are the client's exceptions, in a stream
+    as well."""
+    endless = dict(model="t", prompt="x", max_tokens=3900, logit_bias=BIAS, stream=True)
+    with Server("--parallel", "1", "--queue", "1", "--body-limit", "4000",
+                program=os.environ["KVDRIVE_FAULT"]) as s:
+        s.exits = (1,)
+        c = connect(s)
+        first = c.completions.create(**endless)
+        next(iter(first))
+        second = c.completions.create(**endless)
+        s.wait_for(lambda: s.slots()["waiting"] == 1)
+        e = raises(openai.RateLimitError, lambda: c.completions.create(
+            model="t", prompt="x"), type="rate_limit_error")
+        assert int(e.response.headers["Retry-After"]) >= 1
+        raises(openai.APIStatusError, lambda: c.completions.create(
+            model="t", prompt="x" * 5000), status_code=413)
+        s.process.send_signal(signal.SIGUSR1)
+        for stream in (first, second):
+            e = raises(openai.APIError, lambda: [x for x in stream])
+            assert "device has failed" in e.message, e
+        s.process.wait(20)
+
+
+def test_responses_beside_each_other():
+    """By the client that does not block: streams of texts and of calls, each gets its own."""
+    async def ask(c, i):
+        more = dict(tools=[WEATHER], tool_choice="required", parallel_tool_calls=False) \
+            if i % 2 else dict(max_output_tokens=20)
+        out = ""
+        async for e in await c.responses.create(
+                model="tiny", input=f"client {i}", stream=True,
+                extra_body={"logit_bias": DENSE if i % 2 else BIAS}, **more):
+            out += e.delta if e.type.endswith(".delta") else ""
+        return out
+
+    async def ask_all(port):
+        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY) as c:
+            return await asyncio.gather(*(ask(c, i % 6) for i in range(24)))
+
+    with server("--deterministic", *HERMES) as s:
+        got = asyncio.run(ask_all(s.port))
+        assert all(got[i] == got[i % 6] for i in range(24)), got
+        assert all(json.loads(got[i])["city"] in ("Oslo", "Rome") for i in (1, 3, 5)), got
+        assert len(set(got)) >= 3, got
 
 
 def test_many_at_once():

@@ -235,6 +235,40 @@ def test_preempts():
         assert a["choices"][0]["finish_reason"] == "length"
 
 
+def test_choices_run_beside_each_other():
+    """Choices of a short prompt have slots at once, and end together; those of a long one with
+    short answers share its evaluation.  Either way the texts are those of one after the other."""
+    short = {"prompt": "hello", "n": 4, "seed": 3, "temperature": 1, "max_tokens": 300,
+             "ignore_eos": True}
+    long = {**short, "prompt": [69] * 3000, "max_tokens": 4}
+    with Server("--deterministic", "--parallel", "1") as s:
+        want = [[c["text"] for c in s.post(COMPLETION, a)["choices"]] for a in (short, long)]
+    with Server("--deterministic", program=FAULT) as s:
+        c = s.raw_post(COMPLETION, {**short, "stream": True})
+        s.wait_for(lambda: s.slots()["running"] == 4)
+        c.close()
+        s.wait_idle()
+        start = time.monotonic()
+        a = s.post(COMPLETION, short)
+        # 1,200 tokens, 2 ms a step
+        assert SLOW > 1 or time.monotonic() - start < 0.5 * 1200 * 0.002, time.monotonic() - start
+        assert [c["text"] for c in a["choices"]] == want[0]
+        a = s.post(COMPLETION, long)
+        assert [c["text"] for c in a["choices"]] == want[1]
+        assert a["timings"]["prompt_n"] < 4000, a["timings"]
+        events = [e for e in s.stream(COMPLETION, short) if e != "[DONE]"]
+        for i in range(4):
+            assert "".join(c["text"] for e in events for c in e["choices"]
+                           if c["index"] == i) == want[0][i]
+        # who comes later does not wait for choices that wait
+        c = s.raw_post(COMPLETION, {**short, "n": 16, "stream": True})
+        s.wait_for(lambda: s.slots()["running"] == 4)
+        s.post(COMPLETION, {"prompt": "x", "max_tokens": 2})
+        s.wait_for(lambda: s.slots()["running"] == 4)
+        c.close()
+        s.wait_idle()
+
+
 def test_batches_like_alone():
     """16 clients at once over 4 slots get what each gets alone."""
     rng = random.Random(3)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Who may call, and what is never told."""
+import json
 import os
 import pathlib
 import re
@@ -41,6 +42,47 @@ def test_key_guards_every_route():
                                 capture_output=True, env={**os.environ, "KVDRIVE_API_KEY": KEY})
         assert KEY not in config.stdout + "".join(s.lines)
         assert "api-key" in config.stdout
+
+
+def test_key_is_told_nowhere():
+    """Neither the key nor what somebody takes for it is in the log or in an answer, wherever they
+    put it."""
+    guess = "sk-wrong-pony"
+    for form in ("text", "json"):
+        with Server("-v", "--log-format", form, env={"KVDRIVE_API_KEY": KEY}) as s:
+            told = b""
+            for word in (KEY, guess):
+                for headers in ({"Authorization": f"Bearer {word}"}, {"x-api-key": word},
+                                {"Authorization": f"Basic {word}"}, {"Authorization": word},
+                                {"Authorization": f"Bearer {word}", "Host": word},
+                                {"Authorization": f"Bearer {word}", "Origin": f"http://{word}"},
+                                {"Authorization": f"Bearer {KEY}", "x-other": word}):
+                    for method, path, _ in routes() + [("GET", f"/{word}", ""), ("PUT", "/x", "")]:
+                        told += s.call(method, path, "{" if method == "POST" else None,
+                                       headers=headers)[2]
+                told += s.call("GET", f"/health?key={word}")[2]
+                s.raw(f"{word} / HTTP/1.1\r\n{word}\r\n\r\n".encode()).close()
+                s.raw(f"GET / {word}\r\n\r\n".encode()).close()
+            good = {"Authorization": f"Bearer {KEY}"}
+            s.call("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, headers=good)
+            s.wait_for(lambda: any("generated" in line for line in s.lines))
+        for word in (KEY, guess):
+            # the path of a route that is not there comes back to its caller, and only there
+            assert word.encode() not in told.replace(f"/{word}".encode(), b""), word
+            assert word not in "\n".join(s.lines), word
+
+
+def test_key_is_compared_in_one_place():
+    """By the function whose work tests/unit/test_srv_key.c counts; nothing else looks into it."""
+    uses = {}
+    for file in (HERE.parent.parent / "server").glob("*.c"):
+        for line in file.read_text().splitlines():
+            if re.search(r"\bp[.]key\b|\bp->key\b", line):
+                uses.setdefault(file.name, []).append(line.strip())
+    assert set(uses) == {"srv_listen.c"}, uses
+    for line in uses["srv_listen.c"]:
+        assert "srv_same_key(" in line or re.search(r"[!&(] *[sc]->(s->)?p\.key &&", line), line
+    assert sum("srv_same_key(" in line for line in uses["srv_listen.c"]) == 2, uses
 
 
 def test_key_from_file():
@@ -108,10 +150,43 @@ def test_prompts_stay_out_of_the_log():
         s.call("GET", "/my-secret-path")
         s.wait_for(lambda: any("no route" in line for line in s.lines))
         assert "secret" not in "".join(s.lines)
-        import json
         for line in s.lines:
             if not line.startswith("kvdrive:"):
                 assert {"time", "level", "message"} == set(json.loads(line))
+
+
+def test_odd_methods_and_paths():
+    """Whatever they are and however long: refused, and of what comes back only the path is the
+    caller's, of nobody else's memory anything."""
+    with Server() as s:
+        for n in (1, 7, 8, 9, 20, 39, 40, 41, 47, 48, 60, 200, 1000, 5000):
+            for method, path, want in (("M" * n, "/v1/models", 405), ("M" * n, "/", 404),
+                                       ("GET", "/" + "p" * n, 404), ("GET", "/health" * n, 404),
+                                       ("M" * n, "/" + "p" * n, 404)):
+                if (method, path) == ("GET", "/health"):
+                    continue
+                c = s.raw(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close"
+                          "\r\n\r\n".encode())
+                data = b""
+                try:
+                    while more := c.recv(4096):
+                        data += more
+                except OSError:
+                    pass  # too long for the library
+                c.close()
+                if not data and n >= 5000:
+                    continue
+                head, _, body = data.partition(b"\r\n\r\n")
+                status = int(head.split()[1])
+                assert status == want or (status in (414, 431) and n >= 1000), (n, head)
+                text = body.decode().replace(path, "").strip("\0")
+                if status == want:
+                    message = json.loads(body)["error"]["message"]
+                    assert message.startswith(("there is no ", path)) and len(message) < 512
+                    assert set(message.replace("there is no ", "").replace(" does not take ", "")) \
+                        <= set(path + method), message
+                assert len(text) < 600, text
+        assert s.get("/health") == {"status": "ok"}
 
 
 def test_odd_requests():

@@ -4,12 +4,11 @@
  * Owns: the backend object, its scratch, its handle of cuBLASLt.  The primary context of the device
  * is shared with whoever else in the process uses it.
  * Thread: one at a time per backend; backends of different devices may be used side by side. */
-#include <errno.h>
 #include <inttypes.h>
 
 #include "backend/cuda/cuda_impl.h"
+#include "backend/cuda/cuda_refuse.h"
 
-#define CUDA_CC_MIN     80
 #define CUDA_DEVICE_MAX 1024
 #define CUDA_TEXT_2(x)  #x
 #define CUDA_TEXT(x)    CUDA_TEXT_2(x)
@@ -481,14 +480,6 @@ static kvd_status cuda_parse_name(const char *name, int *device, kvd_err *err)
     return KVD_OK;
 }
 
-/* There is no GPU that this build can use; the caller may try another backend. */
-static kvd_status cuda_absent(kvd_err *err)
-{
-    if (err)
-        err->sys = ENODEV;
-    return KVD_E_UNSUPPORTED;
-}
-
 static kvd_status cuda_check_driver(int device, kvd_err *err)
 {
     int               n = 0, driver = 0;
@@ -531,12 +522,8 @@ static kvd_status cuda_open_device(cuda_backend *be, kvd_err *err)
     be->smem_block = (uint32_t)prop.sharedMemPerBlockOptin;
     be->smem_sm    = (uint32_t)prop.sharedMemPerMultiprocessor;
     snprintf(be->base.isa, sizeof(be->base.isa), "%.22s sm_%d", prop.name, be->cc);
-    if (be->cc < CUDA_CC_MIN) {
-        (void)!kvd_fail(err, KVD_E_UNSUPPORTED, 0,
-                        "cuda: %s has compute capability %d.%d; %d.%d or later is needed",
-                        prop.name, prop.major, prop.minor, CUDA_CC_MIN / 10, CUDA_CC_MIN % 10);
-        return cuda_absent(err);
-    }
+    if (be->cc < CUDA_CC_MIN)
+        return cuda_refuse(err, prop.name, prop.major, prop.minor, KVD_CUDA_CODE);
     free_before = cuda_free_before(be->device);
     CUDA_TRY(cudaSetDevice(be->device), "device", err);
     CUDA_TRY(cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem,
@@ -544,12 +531,8 @@ static kvd_status cuda_open_device(cuda_backend *be, kvd_err *err)
              "device", err);
     be->can_register = same != 0;
     e                = cudaFuncGetAttributes(&attr, cuda_probe_kernel);
-    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
-        (void)!kvd_fail(err, KVD_E_UNSUPPORTED, 0,
-                        "cuda: this build has no code for %s (compute capability %d.%d)", prop.name,
-                        prop.major, prop.minor);
-        return cuda_absent(err);
-    }
+    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction)
+        return cuda_refuse(err, prop.name, prop.major, prop.minor, KVD_CUDA_CODE);
     CUDA_TRY(e, "device", err);
     if (attr.ptxVersion < be->cc) /* launches go by what kernels were compiled for */
         be->cc = attr.ptxVersion;
