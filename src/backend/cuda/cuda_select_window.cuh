@@ -61,12 +61,14 @@ static __device__ __forceinline__ whole_slot whole_slot_at(const whole_job &f, c
 /* When all blocks have their keys. */
 static __device__ __forceinline__ void whole_slot_look(const whole_lane &l, whole_slot *s)
 {
-    const uint32_t at = s->chunk - l.base0, r = at / l.each;
+    uint32_t       at = s->chunk - l.base0;
+    const uint32_t r  = at / l.each;
 
     if (s->chunk == KVD_CHUNK_NONE || r >= l.n_rank)
         return;
-    s->key = *sp_peer(l.key + (at - r * l.each), r);
-    s->ema = *sp_peer(l.ema + (at - r * l.each), r);
+    at -= r * l.each;
+    s->key = *sp_peer(&whole_at(l, at)->key[at % WHOLE_EACH], r);
+    s->ema = *sp_peer(&whole_at(l, at)->ema[at % WHOLE_EACH], r);
 }
 
 /* A chunk's place in an order of victims that is not by averages. */
@@ -124,13 +126,17 @@ static __device__ __forceinline__ uint32_t whole_fates(const whole_job &f, const
                                                        const whole_mem *m, uint32_t i,
                                                        uint64_t *mass)
 {
-    const uint64_t cut = m->goal[0].cut, urgent = m->goal[1].cut;
-    const uint32_t least = max(1u, (uint32_t)(cut >> WHOLE_CHUNKS));
-    uint32_t       fate  = 0;
+    const uint64_t    cut = m->goal[0].cut, urgent = m->goal[1].cut;
+    const uint32_t    least = max(1u, (uint32_t)(cut >> WHOLE_CHUNKS));
+    const whole_quad *r     = whole_at(l, i);
+    const uint4       v     = *(const uint4 *)r->key;
+    uint32_t          fate  = 0;
 
+    if (max(max(v.x, v.y), max(v.z, v.w)) < least)
+        return 0;
 #pragma unroll 1
     for (uint32_t e = 0; e < WHOLE_EACH; e++) {
-        const uint32_t key = l.key[i + e];
+        const uint32_t key = r->key[e];
         const uint64_t k   = whole_key(key, l.base + i + e);
         uint32_t       x   = FATE_SEL;
 
@@ -138,7 +144,7 @@ static __device__ __forceinline__ uint32_t whole_fates(const whole_job &f, const
             continue;
         if (k >= urgent)
             x |= FATE_URGENT;
-        if (f.window && (m->window.refill || l.slot_of[i + e] == KVD_SLOT_NONE))
+        if (f.window && (m->window.refill || r->u.slot_of[e] == KVD_SLOT_NONE))
             x |= FATE_MISS;
         fate |= x << FATE_BITS * e;
         *mass += select_mass(key);
@@ -158,7 +164,7 @@ static __device__ __forceinline__ uint32_t whole_kinds(uint32_t fate, bool all_u
 
 /* Fates, and how many of each kind stand before a thread's in its warp, and in each warp. */
 static __device__ void whole_counts(const whole_job &f, const whole_lane &l, whole_mem *m,
-                                    whole_over *o, const whole_slot &slot)
+                                    const whole_slot &slot)
 {
     const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const bool     all_urgent = f.window && whole_all_urgent(f, m);
@@ -172,8 +178,8 @@ static __device__ void whole_counts(const whole_job &f, const whole_lane &l, who
         const uint32_t mine = whole_kinds(fate, all_urgent);
         const uint32_t x    = whole_lanes(mine);
 
-        o->u.thread.fate[step * blockDim.x + threadIdx.x]   = (uint16_t)fate;
-        o->u.thread.before[step * blockDim.x + threadIdx.x] = x - mine;
+        if (i < l.n)
+            *(uint2 *)&whole_at(l, i)->u.sel = make_uint2(x - mine, fate);
         if (lane == WARP - 1)
             m->n[step * (blockDim.x / WARP) + warp] = x;
     }
@@ -262,17 +268,16 @@ static __device__ void whole_put(const whole_job &f, const whole_lane &l, const 
 
 /* The selection and the misses, in their order; blocks: of those before this one, all: of all. */
 static __device__ void whole_lists(const whole_job &f, const whole_lane &l, const whole_mem *m,
-                                   const whole_over *o, const whole_count &blocks,
-                                   const whole_count &all)
+                                   const whole_count &blocks, const whole_count &all)
 {
     uint32_t step = 0;
 
 #pragma unroll 1
     for (uint32_t i0 = 0; i0 < l.n; i0 += WHOLE_EACH * blockDim.x, step++) {
-        whole_count    at    = whole_before(m, (step * blockDim.x + threadIdx.x) / WARP);
-        const uint32_t mine  = o->u.thread.before[step * blockDim.x + threadIdx.x];
-        const uint32_t fate  = o->u.thread.fate[step * blockDim.x + threadIdx.x];
-        const uint32_t chunk = l.base + i0 + WHOLE_EACH * threadIdx.x;
+        whole_count    at = whole_before(m, (step * blockDim.x + threadIdx.x) / WARP);
+        const uint32_t i = i0 + WHOLE_EACH * threadIdx.x, chunk = l.base + i;
+        const uint32_t fate = i < l.n ? whole_at(l, i)->u.sel.fate : 0;
+        const uint32_t mine = whole_at(l, i)->u.sel.before;
 
         at.n_sel += blocks.n_sel + whole_packed(mine, 0);
         at.n_urgent += blocks.n_urgent + whole_packed(mine, 1);
@@ -323,7 +328,7 @@ static __device__ uint64_t whole_last(const whole_job &f, const whole_lane &l, w
                                       whole_over *o, uint32_t n)
 {
     uint32_t  shift = whole_digit_shift(f), width = 9, next;
-    uint64_t *few = o->few[0], prefix = 0;
+    uint64_t *few = o->u.few[0], prefix = 0;
 
 #pragma unroll 1
     for (;; shift = next) {
