@@ -87,7 +87,10 @@ static __global__ void __launch_bounds__(FAST_WARPS *WARP, 1)
     __shared__ fast_mem     m;
     const select_job       &j     = f.j;
     const uint32_t          head0 = fast_head0<WIDE>(), half = fast_half<WIDE>();
+    const fast_spot         at      = fast_find<ROWS, WIDE>(j, f.s);
+    const float             more[2] = { j.log_tokens, j.log_tokens };
     fast_query<ROWS>        q;
+    float                   x[ROWS][8];
     fast_heads              h;
     fast_walk               w;
 
@@ -101,11 +104,12 @@ static __global__ void __launch_bounds__(FAST_WARPS *WARP, 1)
     w.step    = gridDim.x * FAST_WARPS;
     w.end     = (w.seq->n_chunk + j.s.n_chunk - 1) / j.s.n_chunk;
     w.block   = w.seq->first_chunk / j.s.n_chunk + threadIdx.x / WARP * gridDim.x + blockIdx.x;
-    fast_begin(j, f.s, w);
-    fast_open<ROWS, WIDE>(j,
-                          j.a.q + w.seq->row * j.a.q_stride +
+    fast_aim(j, w);
+    fast_read<ROWS, WIDE>(j.a.q + w.seq->row * j.a.q_stride +
                               (uint64_t)(blockIdx.y % j.a.index.n_kv_head) * j.group * j.s.dim,
-                          j.a.scale, q);
+                          j.group, x);
+    fast_begin(f.s, w);
+    fast_open<ROWS, WIDE>(x, j.a.scale, q);
     for (uint32_t k = 0; k < 2; k++) {
         h.row[k] = head0 + k < j.group && half < f.s.n_group
                        ? select_logits(j, blockIdx.y, head0 + k)
@@ -117,7 +121,7 @@ static __global__ void __launch_bounds__(FAST_WARPS *WARP, 1)
         const uint32_t chunk = (w.block + n * w.step) * j.s.n_chunk + threadIdx.x % WARP / 4 * 4;
         fast_four      v[WIDE ? 2 : 1];
 
-        fast_block<ROWS, WIDE>(j, f.s, fast_arrive(f.s, w, n), q, j.log_tokens, v);
+        fast_block<ROWS, WIDE>(at, fast_arrive(f.s, w, n), q, more, v);
         if (half < f.s.n_group)
             fast_put(h, chunk + half * CPU_INDEX_GROUP, w.seq->first_chunk, w.seq->n_chunk, v[0]);
         if (WIDE && f.s.n_group > 1)

@@ -3,20 +3,21 @@
  *
  * A lane is the work of a cluster of blocks of threads, each with a run of its chunks: their
  * weights (cuda_select_fast.cuh makes their logits), scores and keys never leave shared memory.
- * The blocks meet five times, beside a first one which says that all have begun:
+ * The blocks tell each other four times what they have; it goes straight into the others' shared
+ * memory, and barriers there count the bytes that have come:
  *
- * 1. All have their weights: each has given all others its heads' largest logits and sums.
+ * 1. their weights' scales and sums, for each head;
  *
- * 2. All have counted their scores' keys by a coarse digit, so all come to the digit of the k-th.
+ * 2. how many scores' keys have which coarse digit, so all come to the digit of the k-th;
  *
- * 3. Each has listed its keys with that digit, which all fetch: the k-th of all is one of these.
- *    Where they are too many the digit is divided further, as often as needed.
+ * 3. their keys with that digit: the k-th of all is one of these.  Where they are too many the
+ * digit is divided further before, as often as needed;
  *
- * 4. Each knows what it has of the selection, of hits and misses, and has told all others how many;
- *    the first block knows each slot's fate.
+ * 4. what they have of the selection, of hits and misses, and the first block learns each slot's
+ *    fate.
  *
- * 5. The selection and the misses are listed; the first block, which has found the victims
- *    meanwhile, admits the misses.
+ * They meet when all have begun, when slots' fates are known, and when the selection and the misses
+ * are listed; the first block, which has found the victims meanwhile, admits the misses.
  *
  * A chunk's key is its score's bits + 1 (0: cannot be selected); with its number behind it, lower
  * numbers first, it is unlike all others, so there are no ties.
@@ -49,8 +50,8 @@ static __device__ __forceinline__ void whole_words(void *to, const void *from, u
         ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
 }
 
-/* What the lane is, for all threads at hand. */
-static __device__ void whole_meet(const whole_job &f, whole_mem *m)
+/* What the lane is, for all threads at hand; returns what whole_late() is to keep. */
+static __device__ uint64_t whole_meet(const whole_job &f, whole_mem *m)
 {
     const uint32_t seq  = blockIdx.y / f.j.a.index.n_kv_head;
     const uint32_t head = blockIdx.y % f.j.a.index.n_kv_head;
@@ -62,11 +63,18 @@ static __device__ void whole_meet(const whole_job &f, whole_mem *m)
     }
     __syncthreads();
     if (threadIdx.x == 0)
-        m->k = m->seq.k[head];
+        return m->seq.k[head];
     if (threadIdx.x == WARP && f.window)
-        m->cap = m->window.cap[head];
+        return m->window.cap[head];
     if (threadIdx.x == 2 * WARP && f.window && !f.spans.in_place)
-        m->at = m->place.at[head] + f.spans.slot_off;
+        return m->place.at[head] + f.spans.slot_off;
+    return 0;
+}
+
+/* Bytes of a quad's record. */
+static __host__ __device__ __forceinline__ uint32_t whole_quad_bytes(bool wide)
+{
+    return wide ? 64 : 32;
 }
 
 static __device__ whole_lane whole_open(const whole_job &f, const whole_mem *m, uint8_t *mem)
@@ -90,11 +98,12 @@ static __device__ whole_lane whole_open(const whole_job &f, const whole_mem *m, 
     l.base      = l.block * j.s.n_chunk;
     l.n         = min(l.end_block * j.s.n_chunk, m->seq.n_chunk);
     l.n         = l.n > l.base ? l.n - l.base : 0;
+    l.wide      = j.group > FAST_NARROW;
     l.mem       = mem + f.front;
-    l.quad      = f.quad;
-    l.largest   = (float *)(l.mem + (uint64_t)(f.each / WHOLE_EACH) * f.quad);
+    l.scale     = (float *)(l.mem + (uint64_t)(f.each / WHOLE_EACH) * whole_quad_bytes(l.wide));
     l.slot      = (uint64_t *)(mem + sizeof(whole_over));
     l.miss      = (uint32_t *)(l.slot + f.slots);
+    l.near_     = (uint16_t *)(l.miss + f.slots);
     return l;
 }
 
@@ -114,15 +123,22 @@ static __device__ void whole_empty(const whole_job &f, const whole_lane &l)
         l.slot[s] = WHOLE_EMPTY;
 }
 
-/* Two threads, after whole_meet(). */
-static __device__ void whole_aim(const whole_lane &l, whole_mem *m)
+/* What a thread has read of the lane, when it has come. */
+static __device__ __forceinline__ void whole_late(const whole_lane &l, whole_mem *m, uint64_t late)
 {
-    const uint32_t   n = m->seq.n_chunk > l.first ? m->seq.n_chunk - l.first : 0;
-    const uint32_t   k = min(m->k, n);
-    const whole_goal g = { 1, 0, threadIdx.x ? select_n_urgent(k) : k, 0, UINT64_MAX };
+    const uint32_t n = m->seq.n_chunk > l.first ? m->seq.n_chunk - l.first : 0;
+    uint32_t       k = min((uint32_t)__shfl_sync(ALL_LANES, late, 0), n);
 
-    m->goal[threadIdx.x]  = g;
-    m->n_few[threadIdx.x] = 0;
+    if (threadIdx.x < 2) {
+        const whole_goal g = { 1, 0, threadIdx.x ? select_n_urgent(k) : k, 0, UINT64_MAX };
+
+        m->goal[threadIdx.x]  = g;
+        m->n_few[threadIdx.x] = 0;
+    }
+    if (threadIdx.x == WARP)
+        m->cap = (uint32_t)late;
+    if (threadIdx.x == 2 * WARP)
+        m->at = late;
 }
 
 /* What will be wanted of this block's chunks: their averages and slots. */
@@ -153,20 +169,25 @@ static __global__ void __launch_bounds__(WHOLE_WARPS *WARP, 1)
     whole_lane              l;
     whole_count             all, before;
     whole_slot              slot;
+    whole_far               far;
     whole_had               had;
+    uint16_t               *near_;
+    uint32_t                n_near;
+    uint64_t                late;
     float                   lse;
 
     if (!f.beside)
         cuda_pdl_wait();
+    late = whole_meet(f, &m);
+    l    = whole_open(f, &m, (uint8_t *)whole_dynamic);
+    whole_await(f.j, l, &m);
     sp_cluster_arrive();
-    whole_meet(f, &m);
-    l = whole_open(f, &m, (uint8_t *)whole_dynamic);
     whole_want(f, l, &m);
     whole_clear(&m);
     whole_scan<ROWS, WIDE>(f, l, &m, (uint8_t *)whole_dynamic);
-    if (threadIdx.x < 2)
-        whole_aim(l, &m);
-    had = whole_known(f, l, &m, WHOLE_EACH * threadIdx.x);
+    whole_late(l, &m, late);
+    far = whole_memory(f, l, &m);
+    had = whole_known(far, WHOLE_EACH * threadIdx.x, l.n);
     sp_cluster_wait(); /* peers have begun */
     __syncthreads();
     whole_tell(f.j, l, &m);
@@ -175,24 +196,26 @@ static __global__ void __launch_bounds__(WHOLE_WARPS *WARP, 1)
         cuda_pdl_wait();
     lse  = whole_kept(f.j, l, &m);
     slot = whole_slot_at(f, l, &m, threadIdx.x);
-    sp_cluster_sync(); /* 1 */
-    whole_factors(f.j, l, &m, f.share, lse);
+    whole_factors(f.j, l, &m, f.share, lse); /* 1 */
     __syncthreads();
-    whole_scores(f, l, &m, had);
-    sp_cluster_sync(); /* 2 */
-    whole_slot_look(l, &slot);
-    whole_find(l, &m, o);
-    whole_counts(f, l, &m, slot);
+    whole_score<WIDE>(f, l, &m, far, had);
     __syncthreads();
+    whole_give(l, &m, o);
+    n_near = whole_find(l, &m, o, &near_); /* 2, 3 */
+    whole_slot_look(f, l, &m, &slot);
+    whole_counts(f, l, &m, near_, n_near, slot);
+    __syncthreads();
+    if (f.window)
+        sp_cluster_arrive();
     if (threadIdx.x < WARP)
         whole_share(l, &m);
-    sp_cluster_sync(); /* 4 */
-    all = whole_blocks(l, &m, &before);
-    whole_lists(f, l, &m, before, all);
+    all = whole_blocks(l, &m, &before); /* 4 */
+    whole_lists(f, l, &m, near_, n_near, whole_begin(&m, before, all));
     if (l.rank == 0 && threadIdx.x == 0)
         whole_result(f.j, l, &m, all);
     if (!f.window)
         return;
+    sp_cluster_wait(); /* slots' fates are known */
     sp_cluster_arrive();
     if (l.rank == 0)
         whole_change(f, l, &m, o, all);
@@ -222,18 +245,18 @@ static uint64_t whole_shape(const cuda_backend *be, const select_job &j, bool wi
                             uint32_t depth, whole_job *f)
 {
     const uint64_t blocks = kvd_div_up(kvd_div_up(be->lim.n_chunk, j.s.n_chunk), n);
-    const uint64_t heads  = j.group <= FAST_NARROW ? FAST_NARROW : FAST_HEADS;
+    const bool     wide   = j.group > FAST_NARROW;
     uint64_t       over;
 
     cuda_select_fast_shape(&j.s, depth, &f->s);
     f->each  = (uint32_t)(blocks * j.s.n_chunk);
     f->slots = window ? be->lim.n_slot : 0;
-    f->quad  = (uint32_t)(heads * WHOLE_EACH * sizeof(uint16_t));
-    over     = sizeof(whole_over) + f->slots * (sizeof(uint64_t) + sizeof(uint32_t));
+    over     = sizeof(whole_over) + f->slots * (sizeof(uint64_t) + sizeof(uint32_t)) +
+           f->each / WHOLE_EACH * sizeof(uint16_t);
     f->front = (uint32_t)kvd_align_up(
         kvd_max_u64(over, (uint64_t)(f->threads / WARP) * depth * f->s.stage), 128);
-    return f->front + (uint64_t)(f->each / WHOLE_EACH) * f->quad +
-           (uint64_t)(f->each / WHOLE_RUN) * heads * sizeof(float);
+    return f->front + (uint64_t)(f->each / WHOLE_EACH) * whole_quad_bytes(wide) +
+           (uint64_t)(f->each / WHOLE_RUN) * (wide ? FAST_HEADS : FAST_NARROW) * sizeof(float);
 }
 
 /* Microseconds until all lanes are through, roughly: a block's steps that wait for each other, and
@@ -271,7 +294,7 @@ static uint32_t whole_try(const cuda_backend *be, const select_job &j, bool wind
 }
 
 /* How many blocks make a lane, the fastest by whole_time(); 0: none whose shared memory suffices.
- */
+ * One alone would be no cluster, and what blocks send each other works in clusters only. */
 static uint32_t whole_ranks(const cuda_backend *be, const select_job &j, bool window, whole_job *f,
                             uint32_t *bytes)
 {
@@ -281,7 +304,7 @@ static uint32_t whole_ranks(const cuda_backend *be, const select_job &j, bool wi
     uint32_t       best   = 0;
     float          least  = 0.0f;
 
-    for (uint32_t i = 2 * WHOLE_RANKS; i > 0; i--) {
+    for (uint32_t i = 2 * WHOLE_RANKS; i > 2; i--) {
         const uint32_t n = (i - 1) / 2 + 1, share = (i - 1) % 2 + 1;
         const uint32_t held = be->n_cluster[share - 1][n - 1];
         whole_job      a    = *f;
