@@ -775,6 +775,8 @@ static void test_choose(void **state)
                 c.q[k] = step ? 0.7f * c.q[k] + 0.7f * case_normal(&W.rng) : c.q[k];
             c.args.rule  = (kvd_gqa_rule)(step % KVD_GQA_RULE_COUNT);
             c.args.top_p = step > 5 ? 0.5f : 0.0f;
+            if (step == 4) /* windows hold chunks that can no longer be selected */
+                c.seq[0].first_chunk += c.seq[0].n_chunk / 8;
             chain_step(&n, step % 3 == 2, (kvd_evict_policy)(step / 2 % KVD_EVICT_POLICY_COUNT));
         }
         chain_bufs(&n, all);

@@ -61,4 +61,46 @@ static __device__ __forceinline__ void bar_copy(void *to, const void *from, uint
                  : "memory");
 }
 
+/* ---- between blocks of a cluster --------------------------------------------------------- */
+
+/* An address in the shared memory of this block, as that of another. */
+static __device__ __forceinline__ uint32_t bar_peer(const void *p, uint32_t rank)
+{
+    uint32_t at;
+
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(bar_addr(p)), "r"(rank));
+    return at;
+}
+
+/* Sends words to another block, whose barrier counts their bytes; both addresses by bar_peer(). */
+static __device__ __forceinline__ void bar_send2(uint32_t to, uint32_t bar, uint32_t a, uint32_t b)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], "
+                 "{%1, %2}, [%3];" ::"r"(to),
+                 "r"(a), "r"(b), "r"(bar)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void bar_send4(uint32_t to, uint32_t bar, uint4 v)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], "
+                 "{%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
+                 : "memory");
+}
+
+/* Until a barrier's first phase is over, with all that other blocks did before they sent. */
+static __device__ __forceinline__ void bar_come(uint64_t *bar)
+{
+    uint32_t done = 0;
+
+    while (!done)
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done)
+                     : "r"(bar_addr(bar))
+                     : "memory");
+}
+
 #endif

@@ -178,7 +178,7 @@ static uint32_t parts_of(const cuda_backend *be, const select_job &j)
     const uint64_t n     = 2ull * be->n_sm / lanes; /* two fit into a processor at once */
 
     if (j.fast)
-        return cuda_select_fast_parts(be, lanes, j.group);
+        return cuda_select_fast_parts(be, lanes);
     return (uint32_t)kvd_max_u64(1, kvd_min_u64(kvd_min_u64(n, most), SELECT_PARTS_MAX));
 }
 

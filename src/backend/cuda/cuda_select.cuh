@@ -109,7 +109,7 @@ cudaError_t cuda_select_scan(const cuda_backend *be, const select_job &j, bool k
 /* cuda_select_fast.cu: the same of some indexes' landmarks, with so many parts; beside: the kernel
  * ahead began after all those before it, and this one reads nothing of what it writes. */
 bool        cuda_select_fast_can(const cuda_backend *be, const select_job &j);
-uint32_t    cuda_select_fast_parts(const cuda_backend *be, uint64_t n_lane, uint32_t group);
+uint32_t    cuda_select_fast_parts(const cuda_backend *be, uint64_t n_lane);
 cudaError_t cuda_select_fast(const cuda_backend *be, const select_job &j, bool beside,
                              cudaStream_t s);
 /* cuda_select_whole.cu: all stages at once; *done: false where it does not serve the case.  window

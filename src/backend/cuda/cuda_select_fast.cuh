@@ -3,13 +3,14 @@
  * of at least 32 chunks: what the kernels of cuda_select_fast.cu and cuda_select_whole.cu share.
  *
  * A lane of an index block lies in one piece, so a warp has it copied into shared memory by the
- * bulk copy engine and depends on no other warp until its sums are added up.  It takes 32 chunks at
- * a time (those that share scales) by tensor cores: rows are chunks, columns 2 h and 2 h + 1 the
- * high and low part of query head h.  Codes are operands as they are: four bits that are masked out
- * of a word are a binary16 of code x 2^-24 (or 16 times that), exactly, which costs one instruction
- * for two of them.  Their channels' scales go to the other side: query x scale is made anew for
- * each 32 chunks, as a binary16 and what it has lost.  Minima are a product of their own with the
- * plain query, one for both halves of 64 chunks. */
+ * bulk copy engine and depends on no other warp until its sums are added up.  It takes all 64
+ * chunks by tensor cores: rows are chunks, columns query heads.  Codes are operands as they are:
+ * four bits that are masked out of a word are a binary16 of code x 2^-24 (or 16 times that, and
+ * the query a 16th), exactly, which costs one instruction for two of them.  Their channels' scales,
+ * which 32 chunks share, go to the other side: query x scale is made anew for each 32 chunks, as a
+ * binary16, whose 2^-12 is little next to what the codes have lost.  Query x minimum is added up by
+ * the same products, for codes of 1.  Where heads are 4 or fewer, columns 4 to 7 are for the second
+ * 32 chunks, so that both are made at once (each product is then half for nothing). */
 #ifndef KVD_CUDA_SELECT_FAST_CUH
 #define KVD_CUDA_SELECT_FAST_CUH
 
@@ -17,8 +18,8 @@
 #include "backend/cuda/cuda_select.cuh"
 
 #define FAST_WARPS  16u
-#define FAST_HEADS  4u
-#define FAST_GROUPS (CPU_INDEX_BLOCK / 4u / CPU_INDEX_GROUP)
+#define FAST_HEADS  8u
+#define FAST_NARROW 4u       /* heads at most where both halves of a block are made at once */
 #define FAST_NONE   (-1e30f) /* the maximum of nothing */
 
 /* How a lane of an index block is read. */
@@ -57,12 +58,11 @@ static __device__ __forceinline__ void fast_await(uint64_t *bar, uint32_t parity
 
 /* ---- queries -------------------------------------------------------------------------- */
 
-/* A thread's channels: 8 (4 j + t) .. + 7 of row j, in pairs (0, 2), (1, 3), (4, 6), (5, 7).  Its
- * column g is of head g / 2: own is the query's high part or what that has lost, high is the high
- * part where own is not (else 0). */
+/* A thread's channels of the query head that its column g is of: 8 (4 j + t) .. + 7 of row j, the
+ * second four a 16th.  The products that it gets are of two heads. */
 template <int ROWS> struct fast_query {
-    __half2 high[ROWS][4], own[ROWS][4];
-    float   unit, radius; /* of head t: what products are to be multiplied by; |q| / sqrt(dim) */
+    __half2 part[ROWS][4];
+    float   unit[2], radius[2]; /* what products are to be multiplied by; |q| / sqrt(dim) */
 };
 
 static __device__ __forceinline__ float fast_quad_max(float x)
@@ -77,10 +77,28 @@ static __device__ __forceinline__ float fast_quad_sum(float x)
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-/* A thread's channels of a head, q its first; all are asked for before the first is used. */
-template <int ROWS>
-static __device__ __forceinline__ void fast_read(const float *q, bool real, float (&x)[ROWS][8])
+/* The first of the two heads whose logits this thread gets, and of which half of the block. */
+template <bool WIDE> static __device__ __forceinline__ uint32_t fast_head0()
 {
+    const uint32_t t = threadIdx.x % 4;
+
+    return WIDE ? 2 * t : t % 2 * 2;
+}
+
+template <bool WIDE> static __device__ __forceinline__ uint32_t fast_half()
+{
+    return WIDE ? 0 : threadIdx.x % 4 / 2;
+}
+
+/* A thread's channels of its head; q: of the lane's first head. */
+template <int ROWS, bool WIDE>
+static __device__ __forceinline__ void fast_read(const float *q, uint32_t group,
+                                                 float (&x)[ROWS][8])
+{
+    const uint32_t g = threadIdx.x % WARP / 4, h = WIDE ? g : g % FAST_NARROW;
+    const bool     real = h < group;
+
+    q += h * 32 * ROWS + 8 * (threadIdx.x % 4);
 #pragma unroll
     for (uint32_t i = 0; i < ROWS; i++) {
         const float4 a = real ? *(const float4 *)(q + 32 * i) : make_float4(0, 0, 0, 0);
@@ -106,47 +124,43 @@ static __device__ __forceinline__ float fast_root(float x)
     return y;
 }
 
-/* q: of head 0 of those that are looked at, n_head of them. */
-template <int ROWS>
-static __device__ void fast_open(const select_job &j, const float *q, uint32_t n_head,
-                                 fast_query<ROWS> &out)
+/* x: what fast_read() has read; scale: of logits. */
+template <int ROWS, bool WIDE>
+static __device__ __forceinline__ void fast_open(float (&x)[ROWS][8], float scale,
+                                                 fast_query<ROWS> &out)
 {
-    const uint32_t g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, h = g / 2;
-    const bool     low = g % 2;
-    float          x[ROWS][8], max = 0.0f, sum = 0.0f, unit, inverse, radius;
-    uint32_t       e;
+    float    max = 0.0f, sum = 0.0f, unit, inverse, radius;
+    uint32_t e;
 
-    fast_read<ROWS>(q + h * j.s.dim + 8 * t, h < n_head, x);
 #pragma unroll
     for (uint32_t i = 0; i < ROWS; i++) {
 #pragma unroll
         for (uint32_t c = 0; c < 8; c++) {
-            x[i][c] *= j.a.scale;
+            x[i][c] *= scale;
             max = fmaxf(max, fabsf(x[i][c]));
             sum += x[i][c] * x[i][c];
         }
     }
     max     = fast_quad_max(max);
     radius  = fast_root(fast_quad_sum(sum) * (1.0f / (32 * ROWS))); /* heads of 32 x ROWS */
-    e       = __float_as_uint(max) >> 23; /* biased; 0 and 255 stay unscaled */
-    e       = e > 4 && e < 250 ? e : 127;
+    e       = __float_as_uint(max) >> 23;     /* biased; 0 and 255 stay unscaled */
+    e       = e > 4 && e < 250 ? e - 2 : 127; /* the largest: 4 to 8 */
     unit    = __uint_as_float(e << 23);
     inverse = __uint_as_float((254 - e) << 23);
 #pragma unroll
     for (uint32_t i = 0; i < ROWS; i++) {
 #pragma unroll
         for (uint32_t p = 0; p < 4; p++) {
-            const uint32_t c = p / 2 * 4 + p % 2;
-            const float    a = x[i][c] * inverse, b = x[i][c + 2] * inverse;
-            const __half2  high = __floats2half2_rn(a, b);
+            const float by = p < 2 ? inverse : inverse * 0.0625f;
 
-            out.high[i][p] = low ? high : __half2half2(__ushort_as_half(0));
-            out.own[i][p] =
-                low ? __floats2half2_rn(a - __low2float(high), b - __high2float(high)) : high;
+            out.part[i][p] = __floats2half2_rn(x[i][2 * p] * by, x[i][2 * p + 1] * by);
         }
     }
-    out.unit   = __shfl_sync(ALL_LANES, unit, 8 * t);
-    out.radius = __shfl_sync(ALL_LANES, radius, 8 * t);
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        out.unit[k]   = __shfl_sync(ALL_LANES, unit, 4 * (fast_head0<WIDE>() + k));
+        out.radius[k] = __shfl_sync(ALL_LANES, radius, 4 * (fast_head0<WIDE>() + k));
+    }
 }
 
 /* ---- products ------------------------------------------------------------------------- */
@@ -161,156 +175,197 @@ static __device__ __forceinline__ void fast_mma(float (&c)[4], uint32_t a0, uint
           "r"(*(const uint32_t *)&b1));
 }
 
-/* Eight numbers of neighbouring channels in the pairs of fast_query. */
-static __device__ __forceinline__ void fast_pairs(uint4 v, uint32_t (&p)[4])
+static __device__ __forceinline__ __half2 fast_pair(uint32_t halves)
 {
-    p[0] = __byte_perm(v.x, v.y, 0x5410);
-    p[1] = __byte_perm(v.x, v.y, 0x7632);
-    p[2] = __byte_perm(v.z, v.w, 0x5410);
-    p[3] = __byte_perm(v.z, v.w, 0x7632);
+    return *(const __half2 *)&halves;
 }
 
-/* Query x minimum of both groups: out[k] of group k, for head t. */
-template <int ROWS>
-static __device__ __forceinline__ void fast_minima(const uint8_t *stage, uint32_t dim,
-                                                   uint32_t n_group, const fast_query<ROWS> &q,
-                                                   float (&out)[FAST_GROUPS])
+/* Of two times two neighbours the first ones, or the second ones. */
+static __device__ __forceinline__ __half2 fast_mix(__half2 x, __half2 y, uint32_t second)
 {
-    const uint32_t t  = threadIdx.x % 4;
-    const uint8_t *at = stage + 2 * dim + 16 * t, *next = at + (n_group > 1 ? 4 * dim : 0);
-    float          c[4] = { 0.0f }, d[4] = { 0.0f };
-
-#pragma unroll
-    for (uint32_t i = 0; i < ROWS; i++) {
-        uint32_t a[4], b[4];
-
-        fast_pairs(*(const uint4 *)(at + 64 * i), a);
-        fast_pairs(*(const uint4 *)(next + 64 * i), b);
-        fast_mma(c, a[0], b[0], a[1], b[1], q.own[i][0], q.own[i][1]);
-        fast_mma(d, a[2], b[2], a[3], b[3], q.own[i][2], q.own[i][3]);
-    }
-    out[0] = c[0] + c[1] + (d[0] + d[1]);
-    out[1] = c[2] + c[3] + (d[2] + d[3]);
+    return fast_pair(
+        __byte_perm(*(const uint32_t *)&x, *(const uint32_t *)&y, second ? 0x7632 : 0x5410));
 }
 
-/* Query x scale, this column's part of it: rounded, or what that has lost and what the query has.
- */
+/* Query x scale, in the order of codes in a word; and query x minimum, added to sums. */
 template <int ROWS>
 static __device__ __forceinline__ void fast_scaled(const uint8_t *scale, const fast_query<ROWS> &q,
-                                                   uint32_t i, __half2 (&b)[4])
+                                                   uint32_t i, __half2 (&b)[4], __half2 (&sum)[4])
 {
-    uint32_t v[4];
+    const uint4   s = *(const uint4 *)(scale + 64 * i);
+    const uint4   m = *(const uint4 *)(scale + 2 * 32 * ROWS + 64 * i);
+    const __half2 x = __hmul2_rn(q.part[i][0], fast_pair(s.x));
+    const __half2 y = __hmul2_rn(q.part[i][1], fast_pair(s.y));
+    const __half2 z = __hmul2_rn(q.part[i][2], fast_pair(s.z));
+    const __half2 w = __hmul2_rn(q.part[i][3], fast_pair(s.w));
 
-    fast_pairs(*(const uint4 *)(scale + 64 * i), v);
-#pragma unroll
-    for (uint32_t p = 0; p < 4; p++) {
-        const __half2 s    = *(const __half2 *)&v[p];
-        const __half2 high = __hmul2_rn(q.high[i][p], s);
-        const __half2 lost = __hfma2(q.high[i][p], s, __hneg2(high));
-
-        b[p] = __hfma2(q.own[i][p], s, lost);
-    }
+    b[0]   = fast_mix(x, y, 0);
+    b[1]   = fast_mix(x, y, 1);
+    b[2]   = fast_mix(z, w, 0);
+    b[3]   = fast_mix(z, w, 1);
+    sum[0] = i ? __hfma2(q.part[i][0], fast_pair(m.x), sum[0])
+               : __hmul2_rn(q.part[i][0], fast_pair(m.x));
+    sum[1] = i ? __hfma2(q.part[i][1], fast_pair(m.y), sum[1])
+               : __hmul2_rn(q.part[i][1], fast_pair(m.y));
+    sum[2] = i ? __hfma2(q.part[i][2], fast_pair(m.z), sum[2])
+               : __hmul2_rn(q.part[i][2], fast_pair(m.z));
+    sum[3] = i ? __hfma2(q.part[i][3], fast_pair(m.w), sum[3])
+               : __hmul2_rn(q.part[i][3], fast_pair(m.w));
 }
 
-/* 32 chunks: products with head t of the chunks 4 (lane / 4) .. + 3.  Codes of the second two pairs
- * are 16 times too much. */
-template <int ROWS>
-static __device__ __forceinline__ void fast_group(const uint8_t *code, const uint8_t *scale,
-                                                  const fast_query<ROWS> &q, float (&out)[4])
+/* Sums of query x minimum, of this thread's two columns, in the same units as codes'. */
+static __device__ __forceinline__ void fast_minima(const __half2 (&sum)[4], float (&c)[4])
 {
-    const uint32_t t = threadIdx.x % 4, g = threadIdx.x % WARP / 4, m = 0x000f000f, n = 0x00f000f0;
-    float          x[4] = { 0.0f }, y[4] = { 0.0f }, x16[4] = { 0.0f }, y16[4] = { 0.0f };
+    const uint32_t one = 0x00010001, sixteen = 0x00100010;
 
-    code += g / 4 * (ROWS * 256) + 16 * (g % 4) + 64 * t;
-    scale += 16 * t;
-#pragma unroll
-    for (uint32_t i = 0; i < ROWS; i++) {
-        const uint4 w  = *(const uint4 *)(code + 256 * i);
-        const uint4 w8 = make_uint4(w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8);
-        __half2     b[4];
+    fast_mma(c, one, 0, one, 0, sum[0], sum[1]);
+    fast_mma(c, sixteen, 0, sixteen, 0, sum[2], sum[3]);
+}
 
-        fast_scaled<ROWS>(scale, q, i, b);
-        fast_mma(x, w.x & m, w.y & m, w8.x & m, w8.y & m, b[0], b[1]);
-        fast_mma(y, w.z & m, w.w & m, w8.z & m, w8.w & m, b[0], b[1]);
-        fast_mma(x16, w.x & n, w.y & n, w8.x & n, w8.y & n, b[2], b[3]);
-        fast_mma(y16, w.z & n, w.w & n, w8.z & n, w8.w & n, b[2], b[3]);
-    }
-    out[0] = x[0] + x[1] + (x16[0] + x16[1]) * 0.0625f;
-    out[1] = x[2] + x[3] + (x16[2] + x16[3]) * 0.0625f;
-    out[2] = y[0] + y[1] + (y16[0] + y16[1]) * 0.0625f;
-    out[3] = y[2] + y[3] + (y16[2] + y16[3]) * 0.0625f;
+/* Of 32 chunks: 4 (lane / 4) .. + 3, two columns. */
+typedef struct fast_sums {
+    float x[4], y[4];
+} fast_sums;
+
+/* 32 channels of 32 chunks. */
+static __device__ __forceinline__ void fast_codes(const uint8_t *code, const __half2 (&b)[4],
+                                                  fast_sums     &s)
+{
+    const uint32_t m = 0x000f000f, n = 0x00f000f0;
+    const uint4    w  = *(const uint4 *)code;
+    const uint4    w8 = make_uint4(w.x >> 8, w.y >> 8, w.z >> 8, w.w >> 8);
+
+    fast_mma(s.x, w.x & m, w.y & m, w8.x & m, w8.y & m, b[0], b[1]);
+    fast_mma(s.y, w.z & m, w.w & m, w8.z & m, w8.w & m, b[0], b[1]);
+    fast_mma(s.x, w.x & n, w.y & n, w8.x & n, w8.y & n, b[2], b[3]);
+    fast_mma(s.y, w.z & n, w.w & n, w8.z & n, w8.w & n, b[2], b[3]);
 }
 
 /* ---- logits --------------------------------------------------------------------------- */
 
-/* A thread's head: where its logits go, and their largest and sum so far. */
-typedef struct fast_head {
-    float   *row; /* NULL: there is no such head */
-    uint32_t first, end;
-    float    max, sum;
-} fast_head;
+/* [head of two][chunk of four] */
+typedef struct fast_four {
+    float v[2][4];
+} fast_four;
 
-/* Four chunks from c on; SUM: false: their sum is not wanted. */
-template <bool SUM>
-static __device__ __forceinline__ void fast_put(fast_head &h, uint32_t c, float (&v)[4])
+static __device__ __forceinline__ fast_four fast_take(const fast_sums &s)
 {
-    float most;
-
-    if (!h.row)
-        return;
-    *(float4 *)(h.row + c) = make_float4(v[0], v[1], v[2], v[3]);
-    if (c < h.first || c + 4 > h.end) {
-        for (uint32_t i = 0; i < 4; i++)
-            v[i] = c + i >= h.first && c + i < h.end ? v[i] : -INFINITY;
-    }
-    most = fmaxf(h.max, fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])));
-    if (SUM)
-        h.sum = h.sum * __expf(h.max - most) + (__expf(v[0] - most) + __expf(v[1] - most)) +
-                (__expf(v[2] - most) + __expf(v[3] - most));
-    h.max = most;
-}
-
-/* Products of 32 chunks to logits; radius: theirs, NULL: none. */
-template <int ROWS>
-static __device__ __forceinline__ void fast_logits(const select_job &j, const uint8_t *radius,
-                                                   const fast_query<ROWS> &q, float base,
-                                                   float (&v)[4])
-{
-    const float offset = q.unit * base + j.log_tokens;
+    fast_four f;
 
 #pragma unroll
-    for (uint32_t i = 0; i < 4; i++)
-        v[i] = v[i] * (q.unit * 0x1p24f) + offset;
-    if (radius) {
-        const uint2 r = *(const uint2 *)radius;
+    for (uint32_t k = 0; k < 2; k++) {
+        f.v[k][0] = s.x[k];
+        f.v[k][1] = s.x[2 + k];
+        f.v[k][2] = s.y[k];
+        f.v[k][3] = s.y[2 + k];
+    }
+    return f;
+}
 
-        v[0] += q.radius * sp_from_f16((uint16_t)r.x);
-        v[1] += q.radius * sp_from_f16((uint16_t)(r.x >> 16));
-        v[2] += q.radius * sp_from_f16((uint16_t)r.y);
-        v[3] += q.radius * sp_from_f16((uint16_t)(r.y >> 16));
+/* Products to logits; radius: the chunks', if `has`; base: query x minimum; more: to be added. */
+template <int ROWS>
+static __device__ __forceinline__ void fast_logits(const uint8_t *radius, bool has,
+                                                   const fast_query<ROWS> &q,
+                                                   const float (&base)[4], const float (&more)[2],
+                                                   fast_four &f)
+{
+    uint2 r;
+
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        const float unit = q.unit[k] * 0x1p24f, offset = unit * base[k] + more[k];
+
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            f.v[k][i] = f.v[k][i] * unit + offset;
+    }
+    if (!has)
+        return;
+    r = *(const uint2 *)radius;
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        f.v[k][0] += q.radius[k] * sp_from_f16((uint16_t)r.x);
+        f.v[k][1] += q.radius[k] * sp_from_f16((uint16_t)(r.x >> 16));
+        f.v[k][2] += q.radius[k] * sp_from_f16((uint16_t)r.y);
+        f.v[k][3] += q.radius[k] * sp_from_f16((uint16_t)(r.y >> 16));
     }
 }
 
-/* One block of the index, as it lies in shared memory; chunk: its first.  Both halves of 64 chunks
- * are under way at once; where there is one half it is taken twice. */
-template <int ROWS, bool SUM>
-static __device__ __forceinline__ void fast_block(const select_job &j, const fast_shape &f,
-                                                  const uint8_t *stage, const fast_query<ROWS> &q,
-                                                  uint32_t chunk, fast_head &h)
+/* Where in a block of the index a thread finds its part. */
+typedef struct fast_spot {
+    uint32_t code[2], scale[2], radius[2]; /* [half]; narrow: [0] is the thread's own half's */
+    bool     has_radius;
+} fast_spot;
+
+template <int ROWS, bool WIDE>
+static __device__ __forceinline__ fast_spot fast_find(const select_job &j, const fast_shape &f)
 {
     const cpu_index_plane &p = j.s.mark[0];
-    const uint32_t         g = threadIdx.x % WARP / 4, two = f.n_group > 1;
-    const uint8_t         *code = stage + p.code_off, *radius = stage + j.s.radius_off + 8 * g;
-    float                  base[FAST_GROUPS], v[4], w[4];
+    const uint32_t         g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const uint32_t         two = f.n_group > 1, param = 4 * 32 * ROWS;
+    fast_spot              s;
 
-    fast_minima<ROWS>(stage, p.dim, f.n_group, q, base);
-    fast_group<ROWS>(code, stage, q, v);
-    fast_group<ROWS>(code + 2 * two * (uint32_t)p.tile_bytes, stage + 4 * two * p.dim, q, w);
-    fast_logits<ROWS>(j, j.s.radius ? radius : NULL, q, base[0], v);
-    fast_logits<ROWS>(j, j.s.radius ? radius + 2 * two * CPU_INDEX_GROUP : NULL, q, base[1], w);
-    fast_put<SUM>(h, chunk + 4 * g, v);
-    if (two)
-        fast_put<SUM>(h, chunk + CPU_INDEX_GROUP + 4 * g, w);
+    s.code[0]    = (uint32_t)p.code_off + g / 4 * (ROWS * 256) + 16 * (g % 4) + 64 * t;
+    s.code[1]    = s.code[0] + 2 * two * (uint32_t)p.tile_bytes;
+    s.scale[0]   = 16 * t + (WIDE ? 0 : g / FAST_NARROW * two * param);
+    s.scale[1]   = 16 * t + two * param;
+    s.radius[0]  = (uint32_t)j.s.radius_off + 8 * g + fast_half<WIDE>() * two * 2 * CPU_INDEX_GROUP;
+    s.radius[1]  = (uint32_t)j.s.radius_off + 8 * g + two * 2 * CPU_INDEX_GROUP;
+    s.has_radius = j.s.radius;
+    return s;
+}
+
+/* One block of the index, as it lies in shared memory, into logits of the half that fast_half()
+ * says, for WIDE of both.  Where there is one half it is taken twice.  more: to be added to each
+ * head's. */
+template <int ROWS, bool WIDE>
+static __device__ __forceinline__ void fast_block(const fast_spot &at, const uint8_t *stage,
+                                                  const fast_query<ROWS> &q, const float (&more)[2],
+                                                  fast_four (&out)[WIDE ? 2 : 1])
+{
+    float     base[2][4] = {};
+    fast_sums s[2]       = {};
+    __half2   sum[2][4];
+
+#pragma unroll
+    for (uint32_t i = 0; i < ROWS; i++) {
+        __half2 b[4];
+
+        fast_scaled<ROWS>(stage + at.scale[0], q, i, b, sum[0]);
+        fast_codes(stage + at.code[0] + 256 * i, b, s[0]);
+        if (WIDE)
+            fast_scaled<ROWS>(stage + at.scale[1], q, i, b, sum[1]);
+        fast_codes(stage + at.code[1] + 256 * i, b, s[1]);
+    }
+    fast_minima(sum[0], base[0]);
+    out[0] = fast_take(s[0]);
+    if (WIDE) {
+        fast_minima(sum[1], base[1]);
+        out[WIDE] = fast_take(s[1]);
+        fast_logits<ROWS>(stage + at.radius[1], at.has_radius, q, base[1], more, out[WIDE]);
+    } else {
+        const fast_four o = fast_take(s[1]);
+
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++)
+            out[0].v[i / 4][i % 4] = fast_half<WIDE>() ? o.v[i / 4][i % 4] : out[0].v[i / 4][i % 4];
+    }
+    fast_logits<ROWS>(stage + at.radius[0], at.has_radius, q, base[0], more, out[0]);
+}
+
+/* Of four chunks from c on those outside [first, end) have no weight. */
+static __device__ __forceinline__ void fast_ends(fast_four &f, uint32_t c, uint32_t first,
+                                                 uint32_t end)
+{
+    if (c >= first && c + 4 <= end)
+        return;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        const bool in = c + i >= first && c + i < end;
+
+        f.v[0][i] = in ? f.v[0][i] : -INFINITY;
+        f.v[1][i] = in ? f.v[1][i] : -INFINITY;
+    }
 }
 
 /* ---- walks --------------------------------------------------------------------------- */
@@ -355,13 +410,17 @@ static __device__ __forceinline__ void fast_next(const fast_shape &f, const fast
                  f.bytes);
 }
 
-/* Asks for the first ones; w.block, step, end, stage and arrived are there. */
-static __device__ __forceinline__ void fast_begin(const select_job &j, const fast_shape &f,
-                                                  fast_walk &w)
+/* Finds out where the first ones lie; w.seq, block, step and end are there. */
+static __device__ __forceinline__ void fast_aim(const select_job &j, fast_walk &w)
 {
     w.pool = (const uint8_t *)j.a.index.pool + j.a.index.lane_off +
              blockIdx.y % j.a.index.n_kv_head * j.a.index.head_stride;
     fast_look(w, 0);
+}
+
+/* Asks for them; w.stage and arrived are there. */
+static __device__ __forceinline__ void fast_begin(const fast_shape &f, const fast_walk &w)
+{
     if (threadIdx.x % WARP == 0) {
         bar_init(w.arrived, 1);
         if (f.depth > 1)

@@ -1,23 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_select_whole.cu - select, and the window's change and spans behind it, in one launch.
  *
- * A lane is the work of a cluster of blocks of threads, each with a run of its chunks: their logits
- * (cuda_select_fast.cuh), scores and keys never leave shared memory.  The blocks meet five times:
- *   1 all have their logits: each gives all others its heads' largest logits and sums
- *   2 all have counted their scores' keys by a coarse digit, so all come to the digit of the k-th
- *   3 each has listed its keys with that digit, which all fetch: the k-th of all is one of these.
- *     Where they are too many the digit is divided further, as often as needed
- *   4 each knows what it has of the selection, of hits and misses, and has told all others how
- * many; the first block knows each slot's fate 5 the selection and the misses are listed; the first
- * block, which has found the victims meanwhile, admits the misses A chunk's key is its score's bits
- * + 1 (0: cannot be selected); with its number behind it, lower numbers first, it is unlike all
- * others, so there are no ties.
+ * A lane is the work of a cluster of blocks of threads, each with a run of its chunks: their
+ * weights (cuda_select_fast.cuh makes their logits), scores and keys never leave shared memory.
+ * The blocks tell each other four times what they have; it goes straight into the others' shared
+ * memory, and barriers there count the bytes that have come:
+ *
+ * 1. their weights' scales and sums, for each head;
+ *
+ * 2. how many scores' keys have which coarse digit, so all come to the digit of the k-th;
+ *
+ * 3. their keys with that digit: the k-th of all is one of these.  Where they are too many the
+ * digit is divided further before, as often as needed;
+ *
+ * 4. what they have of the selection, of hits and misses, and the first block learns each slot's
+ *    fate.
+ *
+ * They meet when all have begun, when slots' fates are known, and when the selection and the misses
+ * are listed; the first block, which has found the victims meanwhile, admits the misses.
+ *
+ * A chunk's key is its score's bits + 1 (0: cannot be selected); with its number behind it, lower
+ * numbers first, it is unlike all others, so there are no ties.
  *
  * Sums are merged in the order of warps and blocks, so they depend on the number of blocks, which
  * depends on the number of lanes (deterministic: of those that are reserved).
  *
  * The kernel behind comes only when this one is through: set up earlier, its blocks take processors
  * from this one's (8 sequences, 60K tokens: 9.8 to 10.4 ms a step in place of 8.1).
+ *
  * Owns: nothing.  Thread: the backend's caller. */
 #include "backend/cuda/cuda_select_window.cuh"
 
@@ -40,8 +50,8 @@ static __device__ __forceinline__ void whole_words(void *to, const void *from, u
         ((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
 }
 
-/* What the lane is, for all threads at hand. */
-static __device__ void whole_meet(const whole_job &f, whole_mem *m)
+/* What the lane is, for all threads at hand; returns what whole_late() is to keep. */
+static __device__ uint64_t whole_meet(const whole_job &f, whole_mem *m)
 {
     const uint32_t seq  = blockIdx.y / f.j.a.index.n_kv_head;
     const uint32_t head = blockIdx.y % f.j.a.index.n_kv_head;
@@ -53,18 +63,23 @@ static __device__ void whole_meet(const whole_job &f, whole_mem *m)
     }
     __syncthreads();
     if (threadIdx.x == 0)
-        m->k = m->seq.k[head];
+        return m->seq.k[head];
     if (threadIdx.x == WARP && f.window)
-        m->cap = m->window.cap[head];
+        return m->window.cap[head];
     if (threadIdx.x == 2 * WARP && f.window && !f.spans.in_place)
-        m->at = m->place.at[head] + f.spans.slot_off;
+        return m->place.at[head] + f.spans.slot_off;
+    return 0;
+}
+
+/* Bytes of a quad's record. */
+static __host__ __device__ __forceinline__ uint32_t whole_quad_bytes(bool wide)
+{
+    return wide ? 64 : 32;
 }
 
 static __device__ whole_lane whole_open(const whole_job &f, const whole_mem *m, uint8_t *mem)
 {
-    const select_job &j      = f.j;
-    const uint64_t    over   = sizeof(whole_over) + 2 * sizeof(uint16_t) * (uint64_t)f.each;
-    const uint64_t    stages = (uint64_t)(blockDim.x / WARP) * f.s.depth * f.s.stage;
+    const select_job &j = f.j;
     whole_lane        l;
     uint32_t          n_block, per;
 
@@ -83,12 +98,12 @@ static __device__ whole_lane whole_open(const whole_job &f, const whole_mem *m, 
     l.base      = l.block * j.s.n_chunk;
     l.n         = min(l.end_block * j.s.n_chunk, m->seq.n_chunk);
     l.n         = l.n > l.base ? l.n - l.base : 0;
-    l.logit     = (float *)(mem + (over > stages ? over : stages));
-    l.key       = (uint32_t *)l.logit;
-    l.slot      = (uint64_t *)(l.logit + (uint64_t)(f.over ? 1 : j.group) * f.each);
+    l.wide      = j.group > FAST_NARROW;
+    l.mem       = mem + f.front;
+    l.scale     = (float *)(l.mem + (uint64_t)(f.each / WHOLE_EACH) * whole_quad_bytes(l.wide));
+    l.slot      = (uint64_t *)(mem + sizeof(whole_over));
     l.miss      = (uint32_t *)(l.slot + f.slots);
-    l.slot_of   = ((whole_over *)mem)->number;
-    l.ema       = l.slot_of + f.each;
+    l.near_     = (uint16_t *)(l.miss + f.slots);
     return l;
 }
 
@@ -101,63 +116,50 @@ static __device__ void whole_clear(whole_mem *m)
         m->out[b] = 0;
 }
 
-/* The first block, when logits are no longer needed: no slot is in use. */
+/* The first block, when index blocks are no longer needed: no slot is in use. */
 static __device__ void whole_empty(const whole_job &f, const whole_lane &l)
 {
     for (uint32_t s = threadIdx.x; f.window && l.rank == 0 && s < f.slots; s += blockDim.x)
         l.slot[s] = WHOLE_EMPTY;
 }
 
-/* Two threads, after whole_meet(). */
-static __device__ void whole_aim(const whole_lane &l, whole_mem *m)
+/* What a thread has read of the lane, when it has come. */
+static __device__ __forceinline__ void whole_late(const whole_lane &l, whole_mem *m, uint64_t late)
 {
-    const uint32_t   n = m->seq.n_chunk > l.first ? m->seq.n_chunk - l.first : 0;
-    const uint32_t   k = min(m->k, n);
-    const whole_goal g = { 1, 0, threadIdx.x ? select_n_urgent(k) : k, 0, UINT64_MAX };
+    const uint32_t n = m->seq.n_chunk > l.first ? m->seq.n_chunk - l.first : 0;
+    uint32_t       k = min((uint32_t)__shfl_sync(ALL_LANES, late, 0), n);
 
-    m->goal[threadIdx.x]  = g;
-    m->n_few[threadIdx.x] = 0;
+    if (threadIdx.x < 2) {
+        const whole_goal g = { 1, 0, threadIdx.x ? select_n_urgent(k) : k, 0, UINT64_MAX };
+
+        m->goal[threadIdx.x]  = g;
+        m->n_few[threadIdx.x] = 0;
+    }
+    if (threadIdx.x == WARP)
+        m->cap = (uint32_t)late;
+    if (threadIdx.x == 2 * WARP)
+        m->at = late;
 }
 
-/* What each of this block's chunks has: its average, its slot.  NULL: not wanted. */
-static __device__ __forceinline__ const uint16_t *whole_averages(const whole_job  &f,
-                                                                 const whole_lane &l,
-                                                                 const whole_mem  *m)
-{
-    return m->seq.ema ? m->seq.ema + l.head * f.j.a.lane_stride + l.base : NULL;
-}
-
-static __device__ __forceinline__ const uint16_t *whole_slots(const whole_job  &f,
-                                                              const whole_lane &l,
-                                                              const whole_mem  *m)
-{
-    return f.window ? m->window.slot_of + l.head * f.change.lane_stride + l.base : NULL;
-}
-
+/* What will be wanted of this block's chunks: their averages and slots. */
 static __device__ __noinline__ void whole_prefetch(const uint16_t *p, uint32_t n)
 {
     const uint32_t line = 64;
 
-    for (uint32_t i = line * threadIdx.x; p && i < n; i += line * blockDim.x)
+    for (uint32_t i = line * threadIdx.x; i < n; i += line * blockDim.x)
         sp_prefetch(p + i);
 }
 
-/* n numbers, as wide as they lie; they are there when cp.async.wait_all says so. */
-static __device__ __noinline__ void whole_copy(uint16_t *to, const uint16_t *from, uint32_t n)
+static __device__ __forceinline__ void whole_want(const whole_job &f, const whole_lane &l,
+                                                  const whole_mem *m)
 {
-    const uint32_t n4 = ((uint64_t)from & 7) == 0 ? n / 4 : 0;
-
-    if (!from)
-        return;
-    for (uint32_t i = threadIdx.x; i < n4; i += blockDim.x)
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(bar_addr(to + 4 * i)),
-                     "l"(from + 4 * i)
-                     : "memory");
-    for (uint32_t i = 4 * n4 + threadIdx.x; i < n; i += blockDim.x)
-        to[i] = from[i];
+    if (m->seq.ema)
+        whole_prefetch(m->seq.ema + l.head * f.j.a.lane_stride + l.base, l.n);
+    if (f.window)
+        whole_prefetch(m->window.slot_of + l.head * f.change.lane_stride + l.base, l.n);
 }
 
-template <int ROWS, int SETS>
+template <int ROWS, bool WIDE>
 static __global__ void __launch_bounds__(WHOLE_WARPS *WARP, 1)
     whole(const __grid_constant__ whole_job f)
 {
@@ -167,53 +169,53 @@ static __global__ void __launch_bounds__(WHOLE_WARPS *WARP, 1)
     whole_lane              l;
     whole_count             all, before;
     whole_slot              slot;
+    whole_far               far;
+    whole_had               had;
+    uint16_t               *near_;
+    uint32_t                n_near;
+    uint64_t                late;
     float                   lse;
 
     if (!f.beside)
         cuda_pdl_wait();
+    late = whole_meet(f, &m);
+    l    = whole_open(f, &m, (uint8_t *)whole_dynamic);
+    whole_await(f.j, l, &m);
     sp_cluster_arrive();
-    whole_meet(f, &m);
-    l = whole_open(f, &m, (uint8_t *)whole_dynamic);
-    whole_prefetch(whole_averages(f, l, &m), l.n);
-    whole_prefetch(whole_slots(f, l, &m), l.n);
+    whole_want(f, l, &m);
     whole_clear(&m);
-    whole_scan<ROWS, SETS>(f, l, &m, (uint8_t *)whole_dynamic);
-    __syncthreads();
-    whole_copy(l.ema, whole_averages(f, l, &m), l.n);
-    whole_copy(l.slot_of, whole_slots(f, l, &m), l.n);
-    whole_top(f.j, &m);
-    whole_ends(f, l);
-    if (threadIdx.x < 2)
-        whole_aim(l, &m);
-    __syncthreads();
-    whole_weights(f, l, &m);
+    whole_scan<ROWS, WIDE>(f, l, &m, (uint8_t *)whole_dynamic);
+    whole_late(l, &m, late);
+    far = whole_memory(f, l, &m);
+    had = whole_known(far, WHOLE_EACH * threadIdx.x, l.n);
     sp_cluster_wait(); /* peers have begun */
     __syncthreads();
     whole_tell(f.j, l, &m);
+    whole_empty(f, l);
     if (f.beside)
         cuda_pdl_wait();
     lse  = whole_kept(f.j, l, &m);
     slot = whole_slot_at(f, l, &m, threadIdx.x);
-    sp_cluster_sync(); /* 1 */
-    whole_factors(f.j, l, &m, f.share, lse);
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    whole_factors(f.j, l, &m, f.share, lse); /* 1 */
     __syncthreads();
-    whole_scores(f, l, &m);
-    whole_empty(f, l);
-    sp_cluster_sync(); /* 2 */
-    whole_slot_look(l, &slot);
-    whole_find(l, &m, o);
-    whole_counts(f, l, &m, o, slot);
+    whole_score<WIDE>(f, l, &m, far, had);
     __syncthreads();
+    whole_give(l, &m, o);
+    n_near = whole_find(l, &m, o, &near_); /* 2, 3 */
+    whole_slot_look(f, l, &m, &slot);
+    whole_counts(f, l, &m, near_, n_near, slot);
+    __syncthreads();
+    if (f.window)
+        sp_cluster_arrive();
     if (threadIdx.x < WARP)
         whole_share(l, &m);
-    sp_cluster_sync(); /* 4 */
-    all = whole_blocks(l, &m, &before);
-    whole_lists(f, l, &m, o, before, all);
+    all = whole_blocks(l, &m, &before); /* 4 */
+    whole_lists(f, l, &m, near_, n_near, whole_begin(&m, before, all));
     if (l.rank == 0 && threadIdx.x == 0)
         whole_result(f.j, l, &m, all);
     if (!f.window)
         return;
+    sp_cluster_wait(); /* slots' fates are known */
     sp_cluster_arrive();
     if (l.rank == 0)
         whole_change(f, l, &m, o, all);
@@ -221,7 +223,7 @@ static __global__ void __launch_bounds__(WHOLE_WARPS *WARP, 1)
 
 #else
 
-template <int ROWS, int SETS>
+template <int ROWS, bool WIDE>
 static __global__ void __launch_bounds__(WHOLE_WARPS *WARP, 1)
     whole(const __grid_constant__ whole_job f)
 {
@@ -243,17 +245,18 @@ static uint64_t whole_shape(const cuda_backend *be, const select_job &j, bool wi
                             uint32_t depth, whole_job *f)
 {
     const uint64_t blocks = kvd_div_up(kvd_div_up(be->lim.n_chunk, j.s.n_chunk), n);
-    uint64_t       over, logits, slots;
+    const bool     wide   = j.group > FAST_NARROW;
+    uint64_t       over;
 
     cuda_select_fast_shape(&j.s, depth, &f->s);
     f->each  = (uint32_t)(blocks * j.s.n_chunk);
     f->slots = window ? be->lim.n_slot : 0;
-    over     = sizeof(whole_over) + 2 * sizeof(uint16_t) * (uint64_t)f->each;
-    logits   = (uint64_t)j.group * f->each * sizeof(float);
-    slots    = f->slots * (sizeof(uint64_t) + sizeof(uint32_t));
-    f->over  = logits >= slots + f->each * sizeof(uint32_t);
-    return kvd_max_u64(over, (uint64_t)(f->threads / WARP) * depth * f->s.stage) + logits +
-           (f->over ? 0 : slots);
+    over     = sizeof(whole_over) + f->slots * (sizeof(uint64_t) + sizeof(uint32_t)) +
+           f->each / WHOLE_EACH * sizeof(uint16_t);
+    f->front = (uint32_t)kvd_align_up(
+        kvd_max_u64(over, (uint64_t)(f->threads / WARP) * depth * f->s.stage), 128);
+    return f->front + (uint64_t)(f->each / WHOLE_EACH) * whole_quad_bytes(wide) +
+           (uint64_t)(f->each / WHOLE_RUN) * (wide ? FAST_HEADS : FAST_NARROW) * sizeof(float);
 }
 
 /* Microseconds until all lanes are through, roughly: a block's steps that wait for each other, and
@@ -291,7 +294,7 @@ static uint32_t whole_try(const cuda_backend *be, const select_job &j, bool wind
 }
 
 /* How many blocks make a lane, the fastest by whole_time(); 0: none whose shared memory suffices.
- */
+ * One alone would be no cluster, and what blocks send each other works in clusters only. */
 static uint32_t whole_ranks(const cuda_backend *be, const select_job &j, bool window, whole_job *f,
                             uint32_t *bytes)
 {
@@ -301,7 +304,7 @@ static uint32_t whole_ranks(const cuda_backend *be, const select_job &j, bool wi
     uint32_t       best   = 0;
     float          least  = 0.0f;
 
-    for (uint32_t i = 2 * WHOLE_RANKS; i > 0; i--) {
+    for (uint32_t i = 2 * WHOLE_RANKS; i > 2; i--) {
         const uint32_t n = (i - 1) / 2 + 1, share = (i - 1) % 2 + 1;
         const uint32_t held = be->n_cluster[share - 1][n - 1];
         whole_job      a    = *f;
@@ -333,11 +336,11 @@ static uint32_t whole_held(const cuda_backend *be, uint32_t n, uint32_t share)
     c.dynamicSmemBytes = bytes;
     c.attrs            = &at;
     c.numAttrs         = 1;
-    if (cudaFuncSetAttribute(whole<4, 1>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    if (cudaFuncSetAttribute(whole<4, false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)bytes) != cudaSuccess ||
-        cudaFuncSetAttribute(whole<4, 1>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
+        cudaFuncSetAttribute(whole<4, false>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
             cudaSuccess ||
-        cudaOccupancyMaxActiveClusters(&held, whole<4, 1>, &c) != cudaSuccess) {
+        cudaOccupancyMaxActiveClusters(&held, whole<4, false>, &c) != cudaSuccess) {
         (void)cudaGetLastError(); /* not an error: other sizes will do */
         return 0;
     }
@@ -351,19 +354,19 @@ void cuda_select_clusters(cuda_backend *be)
             (uint16_t)whole_held(be, i % WHOLE_RANKS + 1, i / WHOLE_RANKS + 1);
 }
 
-template <int ROWS, int SETS>
+template <int ROWS, bool WIDE>
 static cudaError_t whole_launch(const cuda_backend *be, const whole_job &f, uint32_t n,
                                 uint32_t bytes, cudaStream_t s)
 {
-    cudaError_t e = cudaFuncSetAttribute(whole<ROWS, SETS>,
+    cudaError_t e = cudaFuncSetAttribute(whole<ROWS, WIDE>,
                                          cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 
     if (e == cudaSuccess && n > 8)
-        e = cudaFuncSetAttribute(whole<ROWS, SETS>, cudaFuncAttributeNonPortableClusterSizeAllowed,
+        e = cudaFuncSetAttribute(whole<ROWS, WIDE>, cudaFuncAttributeNonPortableClusterSizeAllowed,
                                  1);
     return e != cudaSuccess
                ? e
-               : sp_launch(be, s, dim3(n, f.j.n_lane), f.threads, bytes, n, whole<ROWS, SETS>, f);
+               : sp_launch(be, s, dim3(n, f.j.n_lane), f.threads, bytes, n, whole<ROWS, WIDE>, f);
 }
 
 cudaError_t cuda_select_whole(const cuda_backend *be, const select_job &j,
@@ -389,8 +392,8 @@ cudaError_t cuda_select_whole(const cuda_backend *be, const select_job &j,
         f.spans  = window->spans;
     }
     if (j.s.dim == 64)
-        return j.group <= FAST_HEADS ? whole_launch<2, 1>(be, f, n, bytes, s)
-                                     : whole_launch<2, 2>(be, f, n, bytes, s);
-    return j.group <= FAST_HEADS ? whole_launch<4, 1>(be, f, n, bytes, s)
-                                 : whole_launch<4, 2>(be, f, n, bytes, s);
+        return j.group <= FAST_NARROW ? whole_launch<2, false>(be, f, n, bytes, s)
+                                      : whole_launch<2, true>(be, f, n, bytes, s);
+    return j.group <= FAST_NARROW ? whole_launch<4, false>(be, f, n, bytes, s)
+                                  : whole_launch<4, true>(be, f, n, bytes, s);
 }

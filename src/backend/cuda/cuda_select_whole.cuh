@@ -1,27 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_select_whole.cuh - the stages of cuda_select_whole.cu up to the k-th best chunk.
+/* cuda_select_whole.cuh - the stages of cuda_select_whole.cu up to chunks' scores.
  *
- * A thread has four neighbouring chunks at a time, which are read and written together. */
+ * A thread has four neighbouring chunks (a quad) at a time, which are read and written together.
+ * All that is known of them is one record of 32 bytes (64 for more than 4 heads): first their
+ * weights, four of a head side by side, as binary16 against a scale of 32 chunks, which is kept
+ * beside; then keys and whole_rest, and in place of the scales an upper bound of each quad's keys.
+ * So shared memory holds many chunks, and a rounded weight is 2^-12 off.  A record's pieces of 16
+ * bytes are swapped such that eight threads with eight records in a row use all banks. */
 #ifndef KVD_CUDA_SELECT_WHOLE_CUH
 #define KVD_CUDA_SELECT_WHOLE_CUH
 
 #include "backend/cuda/cuda_select_fast.cuh"
 
-#define WHOLE_WARPS  16u   /* of a block at most; half of them where two share a processor */
-#define WHOLE_EACH   4u    /* chunks of a thread */
-#define WHOLE_MOST   8192u /* of a block at most */
-#define WHOLE_STEPS  (WHOLE_MOST / WHOLE_EACH / WARP) /* of its warps */
-#define WHOLE_RANKS  16u                              /* blocks of a cluster at most */
-#define WHOLE_GROUP  (2 * FAST_HEADS)
+#define WHOLE_WARPS  16u    /* of a block at most; half of them where two share a processor */
+#define WHOLE_EACH   4u     /* chunks of a thread */
+#define WHOLE_MOST   16384u /* of a block at most */
+#define WHOLE_RANKS  16u    /* blocks of a cluster at most */
+#define WHOLE_GROUP  FAST_HEADS
 #define WHOLE_BINS   512u
 #define WHOLE_PARTS  4u
 #define WHOLE_FEW    512u /* keys of a cluster with the digit that is looked for, at most */
 #define WHOLE_TINY   64u
-#define WHOLE_CHUNKS 26u /* bits of a chunk's number */
-#define WHOLE_DIGIT  (19u + WHOLE_CHUNKS)
+#define WHOLE_RUN    CPU_INDEX_GROUP /* chunks whose weights have a scale in common */
+#define WHOLE_ONE    7.0f            /* log2 of the largest weight when a scale is chosen, */
+#define WHOLE_LIMIT  15.0f           /* and of one that does with it */
+#define WHOLE_LOG2E  1.4426950408889634f
+#define WHOLE_EASY   128u /* keys that are ranked by comparing each with all */
+#define WHOLE_CHUNKS 26u  /* bits of a chunk's number */
+#define WHOLE_SHIFT  19u  /* of a key to its digit */
+#define WHOLE_DIGIT  (WHOLE_SHIFT + WHOLE_CHUNKS)
 #define WHOLE_BASE   (0x7f0u - (WHOLE_BINS - 1)) /* a score of 1 has the last digit */
 
 static_assert(1u << WHOLE_CHUNKS == KVD_SELECT_CHUNKS, "a chunk's number fits");
+
+enum whole_meeting {
+    WHOLE_SUMS,
+    WHOLE_COUNTS,
+    WHOLE_KEYS,
+    WHOLE_URGENT,
+    WHOLE_SHARES,
+    WHOLE_MEETINGS
+};
 
 typedef struct whole_job {
     select_job            j;
@@ -33,8 +52,8 @@ typedef struct whole_job {
     uint32_t              threads; /* of a block */
     uint32_t              each;    /* chunks of a block of threads at most, whole index blocks */
     uint32_t              slots;   /* of a window at most */
+    uint32_t              front;   /* bytes before records */
     bool                  beside, window;
-    bool                  over; /* slots lie where logits were */
 } whole_job;
 
 /* Keys are looked for in [low, high); still `want` of them from the top. */
@@ -45,7 +64,7 @@ typedef struct whole_goal {
 } whole_goal;
 
 /* What a block has of the selection. */
-typedef struct whole_count {
+typedef struct alignas(16) whole_count {
     uint32_t n_sel, n_urgent, n_bulk; /* urgent and bulk: of the misses */
     uint32_t n_out;                   /* chunks of the window that are not selected */
     uint64_t mass;
@@ -55,22 +74,23 @@ typedef struct whole_mem {
     kvd_select_seq   seq;
     kvd_window_seq   window;
     kvd_window_place place;
-    uint32_t         k, cap;
+    uint32_t         cap;
     uint64_t         at; /* where slots begin */
     uint64_t         arrived[WHOLE_WARPS][2];
+    uint64_t         come[WHOLE_MEETINGS];     /* what peers send has come */
     alignas(16) uint32_t hist[2][WHOLE_BINS];  /* [goal] of this block; peers look */
     alignas(16) uint32_t count[2][WHOLE_BINS]; /* [goal], or of odd and even warps */
     alignas(
         16) uint32_t out[WHOLE_BINS]; /* the first block's: by peers, slots that may go by digit */
-    float       max[WHOLE_WARPS][WHOLE_GROUP], sum[WHOLE_WARPS][WHOLE_GROUP];
-    float2      part[WHOLE_RANKS][WHOLE_GROUP]; /* by peers: largest logit and sum */
-    float       top[WHOLE_GROUP];               /* largest logit of this block */
+    float2      warp[WHOLE_WARPS][WHOLE_GROUP]; /* scale and sum */
+    float2      part[WHOLE_RANKS][WHOLE_GROUP]; /* by peers: the same of a block */
+    float       top[WHOLE_GROUP];               /* scale of the lane's weights */
     float       factor[WHOLE_GROUP], kept[WHOLE_GROUP];
     whole_goal  goal[2]; /* the selected, the urgent */
     uint32_t    first_few[2][WHOLE_RANKS], n_few[2];
     sp_pick     pick[2];
     uint64_t    tiny[2][WHOLE_TINY];
-    uint32_t    n[WHOLE_STEPS]; /* of a warp's step; see whole_pack() */
+    uint32_t    n[3][WHOLE_WARPS]; /* of a warp: selected, urgent misses, other misses */
     uint64_t    mass[WHOLE_WARPS];
     uint32_t    n_out[WHOLE_WARPS];
     whole_count block[WHOLE_RANKS]; /* by peers */
@@ -78,30 +98,39 @@ typedef struct whole_mem {
     uint32_t    list[WARP + 1];
 } whole_mem;
 
-/* In place of the index blocks when they have been read. */
+/* In place of the index blocks when they have been read.  Behind it the first block has slots and
+ * misses. */
 typedef struct whole_over {
+    uint64_t few[2][WHOLE_FEW]; /* by peers: their keys of the digit that is looked for */
     union {
-        uint32_t sum[WHOLE_PARTS][WHOLE_BINS]; /* of the cluster's counts */
-        struct {
-            uint32_t before[WHOLE_MOST / WHOLE_EACH]; /* within the warp; see whole_pack() */
-            uint16_t fate[WHOLE_MOST / WHOLE_EACH];   /* of four chunks, three bits each */
-        } thread;
+        uint16_t all[WHOLE_RANKS][WHOLE_BINS]; /* by peers: what they have counted */
+        uint32_t sum[WHOLE_PARTS][WHOLE_BINS]; /* later, of the cluster's counts */
     } u;
-    uint64_t own[2][WHOLE_FEW]; /* of this block; peers look */
-    uint64_t few[2][WHOLE_FEW]; /* of all */
-    uint16_t number[];          /* [2][each] slots, then averages */
 } whole_over;
+
+/* The second piece of a quad's record from its scores on; the first are its keys. */
+typedef struct whole_rest {
+    union {
+        uint16_t slot_of[WHOLE_EACH];
+        struct {             /* when slots are no longer needed */
+            uint32_t before; /* in the warp's step; see whole_pack() */
+            uint32_t fate;   /* FATE_BITS each */
+        } sel;
+    } u;
+    uint16_t ema[WHOLE_EACH];
+} whole_rest;
 
 typedef struct whole_lane {
     uint32_t  index, head, rank, n_rank;
     uint32_t  block, end_block; /* this block's part of the lane's index blocks */
     uint32_t  first, base, n;   /* of the lane; its chunks: [base, base + n) */
     uint32_t  base0, each;      /* the first block's base; chunks of each block but the last */
-    float    *logit;            /* [heads][each], then weights; row 0 holds keys later */
-    uint32_t *key;              /* the same */
+    uint8_t  *mem;              /* records */
+    bool      wide;             /* for more than FAST_NARROW heads */
+    float    *scale;            /* log2 of what weights are against, [runs][heads] */
+    uint16_t *near_;            /* quads that may be selected, a part for each warp */
     uint64_t *slot;             /* the first block's: [slots] see cuda_select_window.cuh */
     uint32_t *miss;             /* likewise: [slots] chunks, in the order of fetch */
-    uint16_t *slot_of, *ema;    /* copies */
 } whole_lane;
 
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
@@ -111,9 +140,53 @@ static __device__ __forceinline__ uint64_t whole_key(uint32_t key, uint32_t chun
     return (uint64_t)key << WHOLE_CHUNKS | (KVD_SELECT_CHUNKS - 1 - chunk);
 }
 
+/* Two binary16 in a word, x in its low half. */
+static __device__ __forceinline__ uint32_t whole_halves(float x, float y)
+{
+    const __half2 h = __floats2half2_rn(x, y);
+
+    return *(const uint32_t *)&h;
+}
+
+static __device__ __forceinline__ float2 whole_floats(uint32_t halves)
+{
+    return __half22float2(*(const __half2 *)&halves);
+}
+
+/* A piece of a quad's record. */
+static __device__ __forceinline__ uint8_t *whole_piece(const whole_lane &l, bool wide,
+                                                       uint32_t quad, uint32_t piece)
+{
+    const uint32_t at = wide ? piece ^ (quad >> 1 & 3) : piece ^ ((quad >> 2 ^ quad >> 3) & 1);
+
+    return l.mem + (quad << (wide ? 6 : 5)) + 16 * at;
+}
+
+static __device__ __forceinline__ uint32_t *whole_keys(const whole_lane &l, uint32_t quad)
+{
+    return (uint32_t *)whole_piece(l, l.wide, quad, 0);
+}
+
+static __device__ __forceinline__ whole_rest *whole_more(const whole_lane &l, uint32_t quad)
+{
+    return (whole_rest *)whole_piece(l, l.wide, quad, 1);
+}
+
+/* Where the scales of a quad's run are, and later its bound: the high half of its largest key. */
+static __device__ __forceinline__ float *whole_scales(const whole_lane &l, bool wide, uint32_t quad)
+{
+    return l.scale + quad / (WHOLE_RUN / WHOLE_EACH) * (wide ? FAST_HEADS : FAST_NARROW);
+}
+
+static __device__ __forceinline__ uint16_t *whole_bound(const whole_lane &l, bool wide,
+                                                        uint32_t quad)
+{
+    return (uint16_t *)whole_scales(l, wide, quad) + quad % (WHOLE_RUN / WHOLE_EACH);
+}
+
 static __device__ __forceinline__ uint32_t whole_digit(uint32_t key)
 {
-    const uint32_t d = key >> (WHOLE_DIGIT - WHOLE_CHUNKS);
+    const uint32_t d = key >> WHOLE_SHIFT;
 
     return d > WHOLE_BASE ? d - WHOLE_BASE : 0;
 }
@@ -129,29 +202,127 @@ static __device__ __forceinline__ uint64_t whole_add64(uint64_t x)
 
 /* ---- 1: logits ------------------------------------------------------------------------- */
 
-/* The largest of a warp's logits, for 4 heads. */
-static __device__ __forceinline__ void whole_fold(whole_mem *m, const fast_head &h, uint32_t head0)
+/* Two to the x, 0 below 2^-126. */
+static __device__ __forceinline__ float whole_exp(float x)
 {
-    const uint32_t lane = threadIdx.x % WARP;
-    float          max  = h.max;
+    float y;
 
-    for (uint32_t d = 4; d < WARP; d *= 2)
-        max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, d));
-    if (lane < FAST_HEADS)
-        m->max[threadIdx.x / WARP][head0 + lane] = max;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
-/* All logits of this block's chunks, and each warp's largest. */
-template <int ROWS, int SETS>
+/* The largest over the threads that have other chunks of the same heads. */
+static __device__ __forceinline__ float whole_over_chunks(float x)
+{
+    for (uint32_t d = 4; d < WARP; d *= 2)
+        x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, d));
+    return x;
+}
+
+/* Sums of weights, each with the log2 of its scale, at one that does for both. */
+static __device__ __forceinline__ float2 whole_merge(float2 a, float2 b)
+{
+    const float most = fmaxf(a.x, b.x);
+
+    return make_float2(most, a.y * whole_exp(a.x - most) + b.y * whole_exp(b.x - most));
+}
+
+/* What a thread has of its two heads: log2 of the scale and sum so far; limit: log2 of the largest
+ * weight that does with it (-INFINITY: it is 0 until there is a weight). */
+typedef struct whole_sum {
+    float scale[2], sum[2], limit[2];
+} whole_sum;
+
+/* A new scale, where one of the warp's weights is too large for its: rare after the first. */
+static __device__ __forceinline__ void whole_rescale(const float (&most)[2], whole_sum &s,
+                                                     fast_four &f)
+{
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        const float largest = whole_over_chunks(most[k]), by = largest - WHOLE_ONE;
+
+        if (!(largest > s.limit[k]))
+            continue;
+        s.sum[k]   = s.sum[k] > 0.0f ? s.sum[k] * whole_exp(-by) : 0.0f;
+        s.scale[k] = s.scale[k] + by;
+        s.limit[k] = WHOLE_LIMIT;
+#pragma unroll
+        for (uint32_t e = 0; e < 4; e++)
+            f.v[k][e] -= by;
+    }
+}
+
+/* A thread's four chunks from i on, whose two heads have logits less the log2 of the scale: their
+ * weights. */
+template <bool WIDE>
+static __device__ __forceinline__ void whole_weigh(const whole_lane &l, uint32_t i, bool real,
+                                                   fast_four &f, whole_sum &s)
+{
+    uint32_t bits[2][2];
+    float    most[2];
+
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++)
+        most[k] = fmaxf(fmaxf(f.v[k][0], f.v[k][1]), fmaxf(f.v[k][2], f.v[k][3]));
+    if (__any_sync(ALL_LANES, most[0] > s.limit[0] || most[1] > s.limit[1]))
+        whole_rescale(most, s, f);
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        float p[4];
+
+#pragma unroll
+        for (uint32_t e = 0; e < 4; e++)
+            p[e] = whole_exp(f.v[k][e]);
+        s.sum[k] += (p[0] + p[1]) + (p[2] + p[3]);
+        bits[k][0] = whole_halves(p[0], p[1]);
+        bits[k][1] = whole_halves(p[2], p[3]);
+    }
+    if (!real)
+        return;
+    *(uint4 *)whole_piece(l, WIDE, i / WHOLE_EACH, fast_head0<WIDE>() / 2) =
+        make_uint4(bits[0][0], bits[0][1], bits[1][0], bits[1][1]);
+    if (threadIdx.x % WARP < 4)
+        *(float2 *)(whole_scales(l, WIDE, i / WHOLE_EACH) + fast_head0<WIDE>()) =
+            make_float2(s.scale[0], s.scale[1]);
+}
+
+/* A warp's scales and sums. */
+template <bool WIDE>
+static __device__ __forceinline__ void whole_fold(whole_mem *m, const whole_sum &s)
+{
+    const uint32_t lane = threadIdx.x % WARP;
+
+#pragma unroll
+    for (uint32_t k = 0; k < 2; k++) {
+        const bool none = s.limit[k] == -INFINITY;
+        float2     x    = make_float2(none ? FAST_NONE : s.scale[k], s.sum[k]);
+
+        for (uint32_t d = 4; d < WARP; d *= 2)
+            x.y += __shfl_xor_sync(ALL_LANES, x.y, d); /* of one scale */
+        if (!WIDE)
+            x = whole_merge(x, make_float2(__shfl_xor_sync(ALL_LANES, x.x, 2),
+                                           __shfl_xor_sync(ALL_LANES, x.y, 2)));
+        if (lane < (WIDE ? 4 : 2))
+            m->warp[threadIdx.x / WARP][fast_head0<WIDE>() + k] = x;
+    }
+}
+
+/* All weights of this block's chunks, and each warp's scales and sums. */
+template <int ROWS, bool WIDE>
 static __device__ void whole_scan(const whole_job &f, const whole_lane &l, whole_mem *m,
                                   uint8_t *stages)
 {
-    const select_job &j = f.j;
-    const uint32_t    t = threadIdx.x % 4, warp = threadIdx.x / WARP;
-    const float      *x = j.a.q + m->seq.row * j.a.q_stride + (uint64_t)l.head * j.group * j.s.dim;
-    fast_query<ROWS>  q[SETS];
-    fast_head         h[SETS];
-    fast_walk         w;
+    const select_job &j    = f.j;
+    const uint32_t    half = fast_half<WIDE>(), warp = threadIdx.x / WARP;
+    const uint32_t    first = l.first > l.base ? l.first - l.base : 0;
+    const uint32_t    end   = half < f.s.n_group ? l.n : 0;
+    const fast_spot   at    = fast_find<ROWS, WIDE>(j, f.s);
+    const float       more  = j.log_tokens * WHOLE_LOG2E;
+    const float *at_q = j.a.q + m->seq.row * j.a.q_stride + (uint64_t)l.head * j.group * j.s.dim;
+    whole_sum    s    = { { 0.0f, 0.0f }, { 0.0f, 0.0f }, { -INFINITY, -INFINITY } };
+    fast_query<ROWS> q;
+    fast_walk        w;
+    float            x[ROWS][8];
 
     w.seq     = &m->seq;
     w.stage   = stages + warp * f.s.depth * f.s.stage;
@@ -159,94 +330,67 @@ static __device__ void whole_scan(const whole_job &f, const whole_lane &l, whole
     w.step    = blockDim.x / WARP;
     w.end     = l.end_block;
     w.block   = l.block + warp;
-    fast_begin(j, f.s, w);
-#pragma unroll
-    for (uint32_t s = 0; s < SETS; s++) {
-        const uint32_t head0 = s * FAST_HEADS;
-
-        fast_open<ROWS>(j, x + (uint64_t)head0 * j.s.dim, min(j.group - head0, FAST_HEADS), q[s]);
-        h[s].row   = head0 + t < j.group ? l.logit + (uint64_t)(head0 + t) * f.each : NULL;
-        h[s].first = l.first > l.base ? l.first - l.base : 0;
-        h[s].end   = l.n;
-        h[s].max   = FAST_NONE;
-        h[s].sum   = 0.0f;
-    }
+    fast_aim(j, w);
+    fast_read<ROWS, WIDE>(at_q, j.group, x);
+    fast_begin(f.s, w);
+    fast_open<ROWS, WIDE>(x, j.a.scale * WHOLE_LOG2E, q);
 #pragma unroll 1
     for (uint32_t n = 0; w.block + (uint64_t)n * w.step < w.end; n++) {
-        const uint8_t *stage = fast_arrive(f.s, w, n);
+        const uint8_t *stage  = fast_arrive(f.s, w, n);
+        const uint32_t i      = (warp + n * w.step) * j.s.n_chunk + threadIdx.x % WARP / 4 * 4;
+        const uint32_t mine   = i + half * WHOLE_RUN;
+        const float    add[2] = { more - s.scale[0], more - s.scale[1] };
+        fast_four      v[WIDE ? 2 : 1];
 
-#pragma unroll
-        for (uint32_t s = 0; s < SETS; s++)
-            fast_block<ROWS, false>(j, f.s, stage, q[s], (warp + n * w.step) * j.s.n_chunk, h[s]);
+        fast_block<ROWS, WIDE>(at, stage, q, add, v);
         fast_leave(f.s, w, n);
-    }
-#pragma unroll
-    for (uint32_t s = 0; s < SETS; s++)
-        whole_fold(m, h[s], s * FAST_HEADS);
-}
+        fast_ends(v[0], mine, first, end);
+        whole_weigh<WIDE>(l, mine, half < f.s.n_group, v[0], s);
+        if (WIDE && f.s.n_group > 1) {
+            const float was[2] = { more - add[0], more - add[1] };
 
-/* One warp a head: the block's largest logit. */
-static __device__ __forceinline__ void whole_top(const select_job &j, whole_mem *m)
-{
-    const uint32_t lane = threadIdx.x % WARP, h = threadIdx.x / WARP;
-    const float    max = h < j.group && lane < blockDim.x / WARP ? m->max[lane][h] : FAST_NONE;
-    const float    top = cuda_warp_max(max);
-
-    if (h < j.group && lane == 0)
-        m->top[h] = top;
-}
-
-/* Chunks at the ends that cannot be selected get no weight. */
-static __device__ __forceinline__ void whole_ends(const whole_job &f, const whole_lane &l)
-{
-    const uint32_t first = min(l.first > l.base ? l.first - l.base : 0, l.n);
-    const uint32_t all   = (l.n + WHOLE_EACH - 1) / WHOLE_EACH * WHOLE_EACH;
-
-    for (uint32_t h = 0; h < f.j.group; h++) {
-        float *row = l.logit + (uint64_t)h * f.each;
-
-        for (uint32_t i = threadIdx.x; i < first; i += blockDim.x)
-            row[i] = -INFINITY;
-        if (l.n + threadIdx.x < all)
-            row[l.n + threadIdx.x] = -INFINITY;
-    }
-}
-
-/* Logits become weights against the block's largest; sums of each warp. */
-static __device__ void whole_weights(const whole_job &f, const whole_lane &l, whole_mem *m)
-{
-#pragma unroll 1
-    for (uint32_t h = 0; h < f.j.group; h++) {
-        float      *row = l.logit + (uint64_t)h * f.each, sum = 0.0f;
-        const float top = m->top[h];
-
-#pragma unroll 1
-        for (uint32_t i = WHOLE_EACH * threadIdx.x; i < l.n; i += WHOLE_EACH * blockDim.x) {
-            float4 v = *(const float4 *)(row + i);
-
-            v.x = __expf(v.x - top);
-            v.y = __expf(v.y - top);
-            v.z = __expf(v.z - top);
-            v.w = __expf(v.w - top);
-            sum += (v.x + v.y) + (v.z + v.w);
-            *(float4 *)(row + i) = v;
+            for (uint32_t e = 0; e < 8; e++) /* the scale may have changed */
+                v[WIDE].v[e / 4][e % 4] += was[e / 4] - s.scale[e / 4];
+            fast_ends(v[WIDE], i + WHOLE_RUN, first, l.n);
+            whole_weigh<WIDE>(l, i + WHOLE_RUN, true, v[WIDE], s);
         }
-        sum = cuda_warp_sum(sum);
-        if (threadIdx.x % WARP == 0)
-            m->sum[threadIdx.x / WARP][h] = sum;
     }
+    whole_fold<WIDE>(m, s);
 }
 
-/* Gives all blocks this one's largest and sums; one warp a head, a lane a peer. */
+/* Two threads' barriers for what peers are going to send. */
+static __device__ __forceinline__ void whole_await(const select_job &j, const whole_lane &l,
+                                                   whole_mem *m)
+{
+    const uint32_t bytes[WHOLE_MEETINGS] = { (uint32_t)sizeof(float2) * j.group * l.n_rank,
+                                             (uint32_t)sizeof(uint16_t) * WHOLE_BINS * l.n_rank, 0,
+                                             0, (uint32_t)sizeof(whole_count) * l.n_rank };
+
+    if (threadIdx.x != 0)
+        return;
+#pragma unroll
+    for (uint32_t i = 0; i < WHOLE_MEETINGS; i++)
+        bar_init(&m->come[i], 1);
+    bar_fence();
+#pragma unroll
+    for (uint32_t i = 0; i < WHOLE_MEETINGS; i++)
+        if (bytes[i])
+            bar_expect(&m->come[i], bytes[i]);
+}
+
+/* Gives all blocks this one's scales and sums; one warp a head, a lane a peer. */
 static __device__ __forceinline__ void whole_tell(const select_job &j, const whole_lane &l,
                                                   whole_mem *m)
 {
     const uint32_t lane = threadIdx.x % WARP, h = threadIdx.x / WARP;
-    const float    mine = h < j.group && lane < blockDim.x / WARP ? m->sum[lane][h] : 0.0f;
-    const float    sum  = cuda_warp_sum(mine);
+    const bool     mine = h < j.group && lane < blockDim.x / WARP;
+    const float2   x    = mine ? m->warp[lane][h] : make_float2(FAST_NONE, 0.0f);
+    const float    top  = cuda_warp_max(x.x);
+    const float    sum  = cuda_warp_sum(x.y * whole_exp(x.x - top));
 
     if (h < j.group && lane < l.n_rank)
-        *sp_peer(&m->part[l.rank][h], lane) = make_float2(m->top[h], sum);
+        bar_send2(bar_peer(&m->part[l.rank][h], lane), bar_peer(&m->come[WHOLE_SUMS], lane),
+                  __float_as_uint(top), __float_as_uint(sum));
 }
 
 /* ---- 2: scores ------------------------------------------------------------------------- */
@@ -262,7 +406,7 @@ static __device__ __forceinline__ float whole_kept(const select_job &j, const wh
     return j.a.kept_lse[m->seq.row * j.a.lse_stride + (uint64_t)l.head * j.group + h];
 }
 
-/* Factors that make weights probabilities; one warp a head. */
+/* What makes weights probabilities; one warp a head. */
 static __device__ void whole_factors(const select_job &j, const whole_lane &l, whole_mem *m,
                                      float share, float lse)
 {
@@ -270,355 +414,238 @@ static __device__ void whole_factors(const select_job &j, const whole_lane &l, w
     float2         x = make_float2(FAST_NONE, 0.0f);
     float          max, sum, kept = 0.0f;
 
-    if (h >= j.group)
+    if (h >= j.group) {
+        if (h < WHOLE_GROUP && lane == 0)
+            m->top[h] = m->factor[h] = 0.0f;
         return;
+    }
+    bar_come(&m->come[WHOLE_SUMS]);
     if (lane < l.n_rank)
         x = m->part[lane][h];
+    lse *= WHOLE_LOG2E;
     max = fmaxf(cuda_warp_max(x.x), lse);
-    sum = cuda_warp_sum(x.y * __expf(x.x - max));
+    sum = cuda_warp_sum(x.y * whole_exp(x.x - max));
     if (lse > -INFINITY)
-        kept = __expf(lse - max);
+        kept = whole_exp(lse - max);
     sum += kept;
     if (lane == 0) {
-        m->factor[h] =
-            __fdividef(__expf(m->top[h] - max) * (j.a.rule == KVD_GQA_MAX_KEPT ? 1.0f : share),
-                       sum);
-        m->kept[h] = sum > 0.0f ? __fdividef(kept, sum) * share : 0.0f;
+        m->top[h]    = max;
+        m->factor[h] = __fdividef(j.a.rule == KVD_GQA_MAX_KEPT ? 1.0f : share, sum);
+        m->kept[h]   = sum > 0.0f ? __fdividef(kept, sum) * share : 0.0f;
     }
 }
 
-/* Scores of the four chunks from number i on. */
-static __device__ __forceinline__ void whole_four(const whole_job &f, const whole_lane &l,
-                                                  const whole_mem *m, uint32_t i, float (&x)[4])
+/* One head's part of four scores; MOST: of their largest. */
+template <bool MOST>
+static __device__ __forceinline__ void whole_head(uint32_t w0, uint32_t w1, float by, float (&x)[4])
 {
-    const bool largest = f.j.a.rule == KVD_GQA_MAX_KEPT;
+    const float2 a = whole_floats(w0), b = whole_floats(w1);
+    const float  w[4] = { a.x, a.y, b.x, b.y };
+
+#pragma unroll
+    for (uint32_t e = 0; e < 4; e++)
+        x[e] = MOST ? fmaxf(x[e], w[e] * by) : x[e] + w[e] * by;
+}
+
+/* What makes weights scores, of all heads. */
+template <bool WIDE> struct whole_by {
+    float top[WIDE ? FAST_HEADS : FAST_NARROW], factor[WIDE ? FAST_HEADS : FAST_NARROW];
+};
+
+/* Scores of a quad; NaN becomes 0. */
+template <bool WIDE, bool MOST>
+static __device__ __forceinline__ void whole_four(const whole_lane &l, const whole_by<WIDE> &by,
+                                                  uint32_t quad, float (&x)[4])
+{
+    const float *own = whole_scales(l, WIDE, quad);
 
     x[0] = x[1] = x[2] = x[3] = 0.0f;
-#pragma unroll 1
-    for (uint32_t h = 0; h < f.j.group; h++) {
-        const float  factor = m->factor[h];
-        const float4 v      = *(const float4 *)(l.logit + (uint64_t)h * f.each + i);
-        const float  p[4]   = { v.x * factor, v.y * factor, v.z * factor, v.w * factor };
-
 #pragma unroll
-        for (uint32_t e = 0; e < 4; e++)
-            x[e] = !largest ? x[e] + p[e] : p[e] > x[e] ? p[e] : x[e];
+    for (uint32_t h = 0; h < (WIDE ? FAST_HEADS : FAST_NARROW); h += 2) {
+        const uint4  w = *(const uint4 *)whole_piece(l, WIDE, quad, h / 2);
+        const float2 s = *(const float2 *)(own + h);
+
+        whole_head<MOST>(w.x, w.y, whole_exp(s.x - by.top[h]) * by.factor[h], x);
+        whole_head<MOST>(w.z, w.w, whole_exp(s.y - by.top[h + 1]) * by.factor[h + 1], x);
     }
 #pragma unroll
-    for (uint32_t e = 0; e < 4; e++) {
-        x[e] = x[e] > 0.0f ? x[e] : 0.0f; /* NaN too */
-        x[e] = x[e] < 1.0f ? x[e] : 1.0f;
-    }
+    for (uint32_t e = 0; e < 4; e++)
+        x[e] = __saturatef(x[e]);
 }
 
-/* Those of four scores and averages that count, one by one. */
-static __device__ __noinline__ void whole_store_some(uint32_t skip, uint32_t n, float4 x,
-                                                     const uint16_t *from, float *score,
-                                                     uint16_t *ema)
+/* Four numbers, of which n are there, from p (NULL: none) on; the others are 0. */
+static __device__ __noinline__ uint2 whole_load_some(const uint16_t *p, uint32_t n)
 {
-    const float v[4] = { x.x, x.y, x.z, x.w };
+    uint32_t v[4];
 
 #pragma unroll
-    for (uint32_t e = 0; e < 4; e++) {
-        if (e < skip || e >= n)
-            continue;
-        score[e] = v[e];
-        if (ema)
-            ema[e] = from[e];
-    }
+    for (uint32_t e = 0; e < 4; e++)
+        v[e] = p && e < n ? p[e] : 0;
+    return make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
 }
 
-/* Four scores and averages to where they belong; score and ema: of number 0. */
-static __device__ __forceinline__ void whole_store(const select_job &j, const whole_lane &l,
-                                                   uint32_t i, float4 x, float *score,
-                                                   uint16_t *ema)
+/* What memory has of a block's chunks. */
+typedef struct whole_far {
+    float    *score;
+    uint16_t *ema, *slot_of; /* NULL: not wanted */
+    bool      wide;          /* four of each may be read and written at once */
+} whole_far;
+
+static __device__ __forceinline__ whole_far whole_memory(const whole_job &f, const whole_lane &l,
+                                                         const whole_mem *m)
 {
-    const bool all = l.base + i >= l.first && i + 4 <= l.n && ((uint64_t)(score + i) & 15) == 0 &&
-                     ((uint64_t)(ema + i) & 7) == 0;
+    const uint64_t at = (uint64_t)l.head * f.j.a.lane_stride + l.base;
+    whole_far      x;
 
-    if (ema) {
-        ushort4 e = *(const ushort4 *)(l.ema + i);
-
-        e.x                     = select_ema(e.x, x.x, j.a.alpha);
-        e.y                     = select_ema(e.y, x.y, j.a.alpha);
-        e.z                     = select_ema(e.z, x.z, j.a.alpha);
-        e.w                     = select_ema(e.w, x.w, j.a.alpha);
-        *(ushort4 *)(l.ema + i) = e;
-        if (all)
-            *(ushort4 *)(ema + i) = e;
-    }
-    if (all)
-        *(float4 *)(score + i) = x;
-    else
-        whole_store_some(l.first > l.base + i ? l.first - (l.base + i) : 0, l.n - i, x, l.ema + i,
-                         score + i, ema ? ema + i : NULL);
-}
-
-/* Scores, averages, keys, and the keys' first digits counted. */
-static __device__ void whole_scores(const whole_job &f, const whole_lane &l, whole_mem *m)
-{
-    float    *score = m->seq.score + l.head * f.j.a.lane_stride;
-    uint16_t *ema   = m->seq.ema ? m->seq.ema + l.head * f.j.a.lane_stride + l.base : NULL;
-    uint32_t *count = m->count[threadIdx.x / WARP % 2];
-
-    for (uint32_t c = l.rank * blockDim.x + threadIdx.x; c < l.first; c += l.n_rank * blockDim.x)
-        score[c] = 0.0f;
-#pragma unroll 1
-    for (uint32_t i = WHOLE_EACH * threadIdx.x; i < l.n; i += WHOLE_EACH * blockDim.x) {
-        float    x[4];
-        uint32_t k[4];
-
-        whole_four(f, l, m, i, x);
-#pragma unroll
-        for (uint32_t e = 0; e < 4; e++) {
-            k[e] = l.base + i + e < l.first || i + e >= l.n ? 0 : __float_as_uint(x[e]) + 1;
-            if (k[e])
-                atomicAdd(&count[whole_digit(k[e])], 1);
-        }
-        *(uint4 *)(l.key + i) = make_uint4(k[0], k[1], k[2], k[3]);
-        whole_store(f.j, l, i, make_float4(x[0], x[1], x[2], x[3]), score + l.base, ema);
-    }
-    __syncthreads();
-    for (uint32_t b = threadIdx.x; b < WHOLE_BINS; b += blockDim.x)
-        m->hist[0][b] = m->count[0][b] + m->count[1][b];
-}
-
-/* ---- 3: the k-th ----------------------------------------------------------------------- */
-
-static __device__ __forceinline__ uint32_t whole_shift(const whole_goal &g)
-{
-    const uint32_t bits = 64 - __clzll((long long)(g.high - g.low - 1));
-
-    return bits > 9 ? bits - 9 : 0;
-}
-
-/* The cluster's counts of a goal added up. */
-static __device__ __noinline__ void whole_sums(uint32_t n_rank, whole_mem *m, whole_over *o,
-                                               uint32_t goal)
-{
-    const uint32_t part = threadIdx.x / (WHOLE_BINS / 4), bin = threadIdx.x % (WHOLE_BINS / 4) * 4;
-    const uint32_t n_part = blockDim.x / (WHOLE_BINS / 4);
-    uint4          sum    = make_uint4(0, 0, 0, 0);
-
-#pragma unroll 2
-    for (uint32_t r = part; r < n_rank; r += n_part) {
-        const uint4 x = *(const uint4 *)sp_peer(&m->hist[goal][bin], r);
-
-        sum = make_uint4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-    }
-    *(uint4 *)&o->u.sum[part][bin] = sum;
-    __syncthreads();
-    for (uint32_t b = threadIdx.x; b < WHOLE_BINS; b += blockDim.x) {
-        uint32_t n = 0;
-
-        for (uint32_t p = 0; p < n_part; p++)
-            n += o->u.sum[p][b];
-        m->count[goal][b] = n;
-    }
-    __syncthreads();
-}
-
-/* Sum of x over the lanes before this one, and with it. */
-static __device__ __forceinline__ uint32_t whole_lanes(uint32_t x)
-{
-    const uint32_t lane = threadIdx.x % WARP;
-
-#pragma unroll 1
-    for (uint32_t d = 1; d < WARP; d *= 2) {
-        const uint32_t y = __shfl_up_sync(ALL_LANES, x, d);
-
-        x += lane >= d ? y : 0;
-    }
+    x.score   = m->seq.score + at;
+    x.ema     = m->seq.ema ? m->seq.ema + at : NULL;
+    x.slot_of = f.window ? m->window.slot_of + l.head * f.change.lane_stride + l.base : NULL;
+    x.wide    = ((uint64_t)x.score & 15) == 0 && (((uint64_t)x.ema | (uint64_t)x.slot_of) & 7) == 0;
     return x;
 }
 
-/* One warp: sp_pick_bin() without mass, over WHOLE_BINS counts on a multiple of 16 bytes: a lane
- * has 16 neighbours, then one number of those among which it is. */
-static __device__ __noinline__ void whole_pick(const uint32_t *hist, bool down, uint32_t want,
-                                               sp_pick *out)
+/* Averages and slots of four chunks. */
+typedef struct whole_had {
+    uint2 ema, slot_of;
+} whole_had;
+
+static __device__ __forceinline__ whole_had whole_known(const whole_far &x, uint32_t i, uint32_t n)
 {
-    const uint32_t each = WHOLE_BINS / WARP, lane = threadIdx.x % WARP;
-    const uint32_t mine = each * (down ? WARP - 1 - lane : lane);
-    uint32_t       n    = 0, sum, before, bin, last;
+    whole_had h = {};
+
+    if (x.wide && i + 4 <= n) {
+        if (x.ema)
+            h.ema = *(const uint2 *)(x.ema + i);
+        if (x.slot_of)
+            h.slot_of = *(const uint2 *)(x.slot_of + i);
+    } else if (i < n) {
+        h.ema     = whole_load_some(x.ema ? x.ema + i : NULL, n - i);
+        h.slot_of = whole_load_some(x.slot_of ? x.slot_of + i : NULL, n - i);
+    }
+    return h;
+}
+
+/* Those of four scores and averages that count, one by one. */
+static __device__ __noinline__ void whole_store_some(uint32_t skip, uint32_t n, float4 x, uint2 e,
+                                                     float *score, uint16_t *ema)
+{
+    const float    v[4] = { x.x, x.y, x.z, x.w };
+    const uint32_t a[4] = { e.x, e.x >> 16, e.y, e.y >> 16 };
 
 #pragma unroll
-    for (uint32_t i = 0; i < each; i += 4) {
-        const uint4 a = *(const uint4 *)(hist + mine + i);
-
-        n += a.x + a.y + a.z + a.w;
-    }
-    sum    = whole_lanes(n);
-    last   = __ffs((int)__ballot_sync(ALL_LANES, sum >= want));
-    last   = last ? last - 1 : WARP - 1; /* never: as many as wanted are there */
-    before = __shfl_sync(ALL_LANES, sum - n, last);
-    bin    = __shfl_sync(ALL_LANES, mine, last) + (down ? each - 1 - lane % each : lane % each);
-    n      = lane < each ? hist[bin] : 0;
-    sum    = whole_lanes(n);
-    last   = __ffs((int)__ballot_sync(ALL_LANES, before + sum >= want && lane < each));
-    if (lane + 1 == last) {
-        out->bin    = bin;
-        out->before = before + sum - n;
-        out->count  = n;
+    for (uint32_t u = 0; u < 4; u++) {
+        if (u < skip || u >= n)
+            continue;
+        score[u] = v[u];
+        if (ema)
+            ema[u] = (uint16_t)a[u];
     }
 }
 
-/* One warp: narrows a goal to the digit that its want-th key has, and finds out which blocks have
- * how many of those; `from`: whose counts are looked at. */
-static __device__ __noinline__ void whole_narrow(uint32_t n_rank, whole_mem *m, uint32_t g,
-                                                 uint32_t from, bool first)
+/* Two averages with two scores. */
+static __device__ __forceinline__ uint32_t whole_ema(uint32_t e, float x, float y, float keep,
+                                                     float add)
 {
-    const uint32_t lane = threadIdx.x % WARP;
-    whole_goal    *goal = &m->goal[g];
-    uint32_t       n    = 0, bin, shift;
+    const float2 a = whole_floats(e);
 
-    whole_pick(m->count[from], true, goal->want, &m->pick[g]);
-    __syncwarp();
-    bin = m->pick[g].bin;
-    if (lane < n_rank)
-        n = *sp_peer(&m->hist[from][bin], lane);
-    n = whole_lanes(n);
-    if (lane < WHOLE_RANKS)
-        m->first_few[g][lane] = n; /* behind those of block `lane` */
-    if (lane == 0) {
-        shift     = whole_shift(*goal);
-        goal->low = first ? (bin ? (uint64_t)(WHOLE_BASE + bin) << WHOLE_DIGIT : 0)
-                          : goal->low + ((uint64_t)bin << shift);
-        goal->high =
-            first ? (uint64_t)(WHOLE_BASE + bin + 1) << WHOLE_DIGIT : goal->low + (1ull << shift);
-        goal->want -= m->pick[g].before;
-        goal->n = m->pick[g].count;
-    }
-    __syncwarp();
+    return whole_halves(__fadd_rn(__fmul_rn(a.x, keep), __fmul_rn(x, add)),
+                        __fadd_rn(__fmul_rn(a.y, keep), __fmul_rn(y, add)));
 }
 
-/* A goal whose digit too many keys have: by the next one. */
-static __device__ __noinline__ void whole_divide(whole_lane l, whole_mem *m, whole_over *o)
+/* Scores of a quad from i on, of which [skip, n) can be selected, to memory; their keys, counted.
+ */
+static __device__ __forceinline__ uint4 whole_put4(const whole_far &to, uint32_t i, uint32_t skip,
+                                                   uint32_t n, const float (&x)[4], uint2 e,
+                                                   uint32_t *count)
 {
-    const uint32_t g = threadIdx.x / WARP;
-
-    sp_cluster_sync(); /* peers have looked at the counts */
-    for (uint32_t b = threadIdx.x; b < 2 * WHOLE_BINS; b += blockDim.x)
-        m->hist[0][b] = 0;
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < l.n; i += blockDim.x) {
-        const uint64_t k = whole_key(l.key[i], l.base + i);
-
-        for (uint32_t a = 0; a < 2 && l.key[i]; a++)
-            if (k >= m->goal[a].low && k < m->goal[a].high)
-                atomicAdd(&m->hist[a][(k - m->goal[a].low) >> whole_shift(m->goal[a])], 1);
-    }
-    sp_cluster_sync();
-    whole_sums(l.n_rank, m, o, 0);
-    whole_sums(l.n_rank, m, o, 1);
-    if (g < 2 && m->goal[g].n > WHOLE_FEW)
-        whole_narrow(l.n_rank, m, g, g, false);
-    __syncthreads();
-}
-
-/* Lists this block's keys within the goals. */
-static __device__ void whole_list(const whole_lane &l, whole_mem *m, whole_over *o)
-{
-    uint64_t low[2], high[2];
-    uint32_t least[2], most[2]; /* the same without the chunks' numbers */
+    const bool all = skip == 0 && n >= 4;
+    uint32_t   k[4];
 
 #pragma unroll
-    for (uint32_t g = 0; g < 2; g++) {
-        low[g]   = m->goal[g].low;
-        high[g]  = m->goal[g].high;
-        least[g] = max(1u, (uint32_t)(low[g] >> WHOLE_CHUNKS));
-        most[g]  = high[g] ? (uint32_t)((high[g] - 1) >> WHOLE_CHUNKS) : 0;
+    for (uint32_t u = 0; u < 4; u++) {
+        k[u] = all || (u >= skip && u < n) ? __float_as_uint(x[u]) + 1 : 0;
+        if (all || k[u])
+            atomicAdd(&count[whole_digit(k[u])], 1);
+    }
+    if (all && to.wide) {
+        *(float4 *)(to.score + i) = make_float4(x[0], x[1], x[2], x[3]);
+        if (to.ema)
+            *(uint2 *)(to.ema + i) = e;
+    } else {
+        whole_store_some(skip, n, make_float4(x[0], x[1], x[2], x[3]), e, to.score + i,
+                         to.ema ? to.ema + i : NULL);
+    }
+    return make_uint4(k[0], k[1], k[2], k[3]);
+}
+
+/* Scores, averages, keys, and the keys' first digits counted; had: of the thread's first chunks. */
+template <bool WIDE, bool MOST>
+static __device__ __forceinline__ void whole_scores(const whole_job &f, const whole_lane &l,
+                                                    whole_mem *m, const whole_far &far,
+                                                    whole_had had)
+{
+    const uint32_t first = l.first > l.base ? l.first - l.base : 0;
+    const float    keep  = __fsub_rn(1.0f, f.j.a.alpha);
+    const float    add   = __fmul_rn(f.j.a.alpha, KVD_EMA_SCALE);
+    uint32_t      *count = m->count[threadIdx.x / WARP % 2];
+    whole_by<WIDE> by;
+
+#pragma unroll
+    for (uint32_t h = 0; h < (WIDE ? FAST_HEADS : FAST_NARROW); h++) {
+        by.top[h]    = m->top[h];
+        by.factor[h] = m->factor[h];
     }
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < l.n; i += blockDim.x) {
-        const uint32_t key = l.key[i];
-        const uint64_t k   = whole_key(key, l.base + i);
+    for (uint32_t i = WHOLE_EACH * threadIdx.x; i - WHOLE_EACH * (threadIdx.x % WARP) < l.n;
+         i += WHOLE_EACH * blockDim.x) {
+        const whole_had now  = had;
+        const uint32_t  quad = i < l.n ? i / WHOLE_EACH : 0;
+        float           x[4];
 
-#pragma unroll
-        for (uint32_t g = 0; g < 2; g++)
-            if (key >= least[g] && key <= most[g] && k >= low[g] && k < high[g])
-                o->own[g][atomicAdd(&m->n_few[g], 1)] = k;
-    }
-    for (uint32_t b = threadIdx.x; b < 2 * WHOLE_BINS; b += blockDim.x)
-        m->count[0][b] = 0;
-}
+        had = whole_known(far, i + WHOLE_EACH * blockDim.x, l.n);
+        whole_four<WIDE, MOST>(l, by, quad, x);
+        __syncwarp(); /* all have read their run's scales */
+        if (i < l.n) {
+            const uint2 e = make_uint2(whole_ema(now.ema.x, x[0], x[1], keep, add),
+                                       whole_ema(now.ema.y, x[2], x[3], keep, add));
+            const uint4 k = whole_put4(far, i, first > i ? first - i : 0, l.n - i, x, e, count);
 
-/* The want-th largest of n different keys, by n_thread threads of which this is number i. */
-static __device__ __noinline__ void whole_rank(const uint64_t *few, uint32_t n, uint32_t want,
-                                               uint32_t i, uint32_t n_thread, uint64_t *out)
-{
-    for (; i < n; i += n_thread) {
-        const uint64_t k     = few[i];
-        uint32_t       above = 0;
-
-#pragma unroll 2
-        for (uint32_t u = 0; u < n; u++)
-            above += few[u] > k;
-        if (above + 1 == want)
-            *out = k;
+            *(uint4 *)whole_piece(l, WIDE, quad, 0) = k;
+            *(uint4 *)whole_piece(l, WIDE, quad, 1) =
+                make_uint4(now.slot_of.x, now.slot_of.y, e.x, e.y);
+            *whole_bound(l, WIDE, quad) = (uint16_t)(max(max(k.x, k.y), max(k.z, k.w)) >> 16);
+        }
     }
 }
 
-/* Fetches all blocks' keys of a goal and counts them by the goal's next digit; i: number of this
- * thread of n_thread. */
-static __device__ __forceinline__ void whole_gather(const whole_lane &l, whole_mem *m,
-                                                    whole_over *o, uint32_t g, uint32_t i,
-                                                    uint32_t n_thread)
+template <bool WIDE>
+static __device__ __forceinline__ void whole_score(const whole_job &f, const whole_lane &l,
+                                                   whole_mem *m, const whole_far &far,
+                                                   const whole_had &had)
 {
-    const uint64_t low   = m->goal[g].low;
-    const uint32_t shift = whole_shift(m->goal[g]);
+    float *score = m->seq.score + l.head * f.j.a.lane_stride;
 
-    for (; i < m->goal[g].n; i += n_thread) {
-        uint32_t r = 0, before = 0;
-        uint64_t k;
-
-        for (; i >= m->first_few[g][r]; r++)
-            before = m->first_few[g][r];
-        k            = *sp_peer(&o->own[g][i - before], r);
-        o->few[g][i] = k;
-        atomicAdd(&m->count[g][(k - low) >> shift], 1);
-    }
+    for (uint32_t c = l.rank * blockDim.x + threadIdx.x; c < min(l.first, m->seq.n_chunk);
+         c += l.n_rank * blockDim.x)
+        score[c] = 0.0f;
+    if (f.j.a.rule == KVD_GQA_MAX_KEPT)
+        whole_scores<WIDE, true>(f, l, m, far, had);
+    else
+        whole_scores<WIDE, false>(f, l, m, far, had);
 }
 
-/* The goal's cut is among the gathered that have the digit; i and n_thread as above. */
-static __device__ __forceinline__ void whole_tiny(whole_mem *m, whole_over *o, uint32_t g,
-                                                  uint32_t i, uint32_t n_thread)
+/* Gives all blocks this one's counts; 8 digits a thread. */
+static __device__ __forceinline__ void whole_give(const whole_lane &l, whole_mem *m, whole_over *o)
 {
-    const uint64_t low   = m->goal[g].low;
-    const uint32_t shift = whole_shift(m->goal[g]);
+    const uint32_t each = WHOLE_BINS / 8, b = threadIdx.x % each * 8;
+    const uint4    x0 = *(const uint4 *)&m->count[0][b], x1 = *(const uint4 *)&m->count[0][b + 4];
+    const uint4    y0 = *(const uint4 *)&m->count[1][b], y1 = *(const uint4 *)&m->count[1][b + 4];
+    const uint4    v =
+        make_uint4((x0.x + y0.x) | (x0.y + y0.y) << 16, (x0.z + y0.z) | (x0.w + y0.w) << 16,
+                   (x1.x + y1.x) | (x1.y + y1.y) << 16, (x1.z + y1.z) | (x1.w + y1.w) << 16);
 
-    for (; i < m->goal[g].n; i += n_thread)
-        if ((o->few[g][i] - low) >> shift == m->pick[g].bin)
-            m->tiny[g][atomicAdd(&m->n_few[g], 1) % WHOLE_TINY] = o->few[g][i];
-}
-
-/* Both goals' cuts; all blocks have counted the first digits. */
-static __device__ void whole_find(const whole_lane &l, whole_mem *m, whole_over *o)
-{
-    const uint32_t warp = threadIdx.x / WARP, n = blockDim.x / 2, g = threadIdx.x / n;
-    const uint32_t i = threadIdx.x % n;
-    bool           few;
-
-    whole_sums(l.n_rank, m, o, 0);
-    if (warp < 2 && m->goal[warp].want > 0)
-        whole_narrow(l.n_rank, m, warp, 0, true);
-    __syncthreads();
-    while (m->goal[0].n > WHOLE_FEW || m->goal[1].n > WHOLE_FEW)
-        whole_divide(l, m, o);
-    whole_list(l, m, o);
-    sp_cluster_sync(); /* 3 */
-    whole_gather(l, m, o, g, i, n);
-    __syncthreads();
-    if (i < WARP && m->goal[g].n)
-        whole_pick(m->count[g], true, m->goal[g].want, &m->pick[g]);
-    if (i == WARP)
-        m->n_few[g] = 0;
-    __syncthreads();
-    whole_tiny(m, o, g, i, n);
-    __syncthreads();
-    few = m->goal[g].n && m->pick[g].count <= WHOLE_TINY;
-    whole_rank(few ? m->tiny[g] : o->few[g], few ? m->pick[g].count : m->goal[g].n,
-               m->goal[g].want - (few ? m->pick[g].before : 0), i, n, &m->goal[g].cut);
-    __syncthreads();
+    for (uint32_t r = threadIdx.x / each; r < l.n_rank; r += blockDim.x / each)
+        bar_send4(bar_peer(&o->u.all[l.rank][b], r), bar_peer(&m->come[WHOLE_COUNTS], r), v);
 }
 
 #endif /* of compute capability 9.0 */

@@ -7,7 +7,7 @@
 #ifndef KVD_CUDA_SELECT_WINDOW_CUH
 #define KVD_CUDA_SELECT_WINDOW_CUH
 
-#include "backend/cuda/cuda_select_whole.cuh"
+#include "backend/cuda/cuda_select_cut.cuh"
 
 #define WHOLE_STAYS 0x80000000u
 #define WHOLE_EMPTY UINT64_MAX
@@ -58,15 +58,22 @@ static __device__ __forceinline__ whole_slot whole_slot_at(const whole_job &f, c
     return s;
 }
 
-/* When all blocks have their keys. */
-static __device__ __forceinline__ void whole_slot_look(const whole_lane &l, whole_slot *s)
+/* When all blocks have their keys.  A chunk that cannot be selected has none. */
+static __device__ __forceinline__ void whole_slot_look(const whole_job &f, const whole_lane &l,
+                                                       const whole_mem *m, whole_slot *s)
 {
-    const uint32_t at = s->chunk - l.base0, r = at / l.each;
+    uint32_t       at = s->chunk - l.base0;
+    const uint32_t r  = at / l.each;
 
-    if (s->chunk == KVD_CHUNK_NONE || r >= l.n_rank)
+    if (s->chunk >= m->seq.n_chunk)
         return;
-    s->key = *sp_peer(l.key + (at - r * l.each), r);
-    s->ema = *sp_peer(l.ema + (at - r * l.each), r);
+    if (s->chunk < l.first) {
+        s->ema = m->window.ema[l.head * f.change.lane_stride + s->chunk];
+        return;
+    }
+    at -= r * l.each;
+    s->key = *sp_peer(whole_keys(l, at / WHOLE_EACH) + at % WHOLE_EACH, r);
+    s->ema = *sp_peer(whole_more(l, at / WHOLE_EACH)->ema + at % WHOLE_EACH, r);
 }
 
 /* A chunk's place in an order of victims that is not by averages. */
@@ -115,33 +122,34 @@ static __device__ __forceinline__ uint32_t whole_slots_tell(const whole_job &f, 
         if (!f.window || i * l.n_rank >= m->cap)
             return n;
         s = whole_slot_at(f, l, m, i);
-        whole_slot_look(l, &s);
+        whole_slot_look(f, l, m, &s);
     }
 }
 
-/* The fates of a thread's four chunks; mass is added to. */
+/* The fates of a quad; mass is added to. */
 static __device__ __forceinline__ uint32_t whole_fates(const whole_job &f, const whole_lane &l,
-                                                       const whole_mem *m, uint32_t i,
+                                                       const whole_mem *m, uint32_t quad,
                                                        uint64_t *mass)
 {
-    const uint64_t cut = m->goal[0].cut, urgent = m->goal[1].cut;
-    const uint32_t least = max(1u, (uint32_t)(cut >> WHOLE_CHUNKS));
-    uint32_t       fate  = 0;
+    const uint64_t    cut = m->goal[0].cut, urgent = m->goal[1].cut;
+    const uint4       v      = *(const uint4 *)whole_keys(l, quad);
+    const uint32_t    key[4] = { v.x, v.y, v.z, v.w };
+    const whole_rest *r      = whole_more(l, quad);
+    uint32_t          fate   = 0;
 
-#pragma unroll 1
+#pragma unroll
     for (uint32_t e = 0; e < WHOLE_EACH; e++) {
-        const uint32_t key = l.key[i + e];
-        const uint64_t k   = whole_key(key, l.base + i + e);
-        uint32_t       x   = FATE_SEL;
+        const uint64_t k = whole_key(key[e], l.base + WHOLE_EACH * quad + e);
+        uint32_t       x = FATE_SEL;
 
-        if (key < least || k < cut)
+        if (!key[e] || k < cut)
             continue;
         if (k >= urgent)
             x |= FATE_URGENT;
-        if (f.window && (m->window.refill || l.slot_of[i + e] == KVD_SLOT_NONE))
+        if (f.window && (m->window.refill || r->u.slot_of[e] == KVD_SLOT_NONE))
             x |= FATE_MISS;
         fate |= x << FATE_BITS * e;
-        *mass += select_mass(key);
+        *mass += select_mass(key[e]);
     }
     return fate;
 }
@@ -156,50 +164,48 @@ static __device__ __forceinline__ uint32_t whole_kinds(uint32_t fate, bool all_u
     return whole_pack(__popc(fate & ones), __popc(urgent), __popc(miss & ~urgent));
 }
 
-/* Fates, and how many of each kind stand before a thread's in its warp, and in each warp. */
+/* Fates of the warp's n quads, and how many of each kind stand before each in its step, and in the
+ * warp; of slots too. */
 static __device__ void whole_counts(const whole_job &f, const whole_lane &l, whole_mem *m,
-                                    whole_over *o, const whole_slot &slot)
+                                    const uint16_t *near_, uint32_t n, const whole_slot &slot)
 {
     const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const bool     all_urgent = f.window && whole_all_urgent(f, m);
-    uint32_t       n_out, step = 0;
-    uint64_t       mass = 0;
+    uint32_t       sum[3]     = { 0, 0, 0 }, n_out;
+    uint64_t       mass       = 0;
 
 #pragma unroll 1
-    for (uint32_t i0 = 0; i0 < l.n; i0 += WHOLE_EACH * blockDim.x, step++) {
-        const uint32_t i    = i0 + WHOLE_EACH * threadIdx.x;
-        const uint32_t fate = i < l.n ? whole_fates(f, l, m, i, &mass) : 0;
+    for (uint32_t u0 = 0; u0 < n; u0 += WARP) {
+        const uint32_t quad = u0 + lane < n ? near_[u0 + lane] : 0;
+        const uint32_t fate = u0 + lane < n ? whole_fates(f, l, m, quad, &mass) : 0;
         const uint32_t mine = whole_kinds(fate, all_urgent);
         const uint32_t x    = whole_lanes(mine);
+        const uint32_t all  = __shfl_sync(ALL_LANES, x, WARP - 1);
 
-        o->u.thread.fate[step * blockDim.x + threadIdx.x]   = (uint16_t)fate;
-        o->u.thread.before[step * blockDim.x + threadIdx.x] = x - mine;
-        if (lane == WARP - 1)
-            m->n[step * (blockDim.x / WARP) + warp] = x;
+        if (u0 + lane < n)
+            *(uint2 *)&whole_more(l, quad)->u.sel = make_uint2(x - mine, fate);
+        for (uint32_t k = 0; k < 3; k++)
+            sum[k] += whole_packed(all, k);
     }
     mass  = whole_add64(mass);
     n_out = __reduce_add_sync(ALL_LANES, whole_slots_tell(f, l, m, slot));
     if (lane == 0) {
+        for (uint32_t k = 0; k < 3; k++)
+            m->n[k][warp] = sum[k];
         m->mass[warp]  = mass;
         m->n_out[warp] = n_out;
     }
 }
 
-/* Of the first n of this block's warps, step by step. */
-static __device__ __noinline__ whole_count whole_before(const whole_mem *m, uint32_t n)
+/* Of the first n of this block's warps. */
+static __device__ __forceinline__ whole_count whole_before(const whole_mem *m, uint32_t n)
 {
-    whole_count c = {};
+    const uint32_t lane = threadIdx.x % WARP;
+    whole_count    c    = {};
 
-    for (uint32_t w = threadIdx.x % WARP; w < n; w += WARP) {
-        const uint32_t x = m->n[w];
-
-        c.n_sel += whole_packed(x, 0);
-        c.n_urgent += whole_packed(x, 1);
-        c.n_bulk += whole_packed(x, 2);
-    }
-    c.n_sel    = __reduce_add_sync(ALL_LANES, c.n_sel);
-    c.n_urgent = __reduce_add_sync(ALL_LANES, c.n_urgent);
-    c.n_bulk   = __reduce_add_sync(ALL_LANES, c.n_bulk);
+    c.n_sel    = __reduce_add_sync(ALL_LANES, lane < n ? m->n[0][lane] : 0);
+    c.n_urgent = __reduce_add_sync(ALL_LANES, lane < n ? m->n[1][lane] : 0);
+    c.n_bulk   = __reduce_add_sync(ALL_LANES, lane < n ? m->n[2][lane] : 0);
     return c;
 }
 
@@ -207,24 +213,32 @@ static __device__ __noinline__ whole_count whole_before(const whole_mem *m, uint
 static __device__ void whole_share(const whole_lane &l, whole_mem *m)
 {
     const uint32_t lane   = threadIdx.x % WARP;
-    const uint32_t n_warp = blockDim.x / WARP, all = WHOLE_EACH * blockDim.x;
-    whole_count    c = whole_before(m, (l.n + all - 1) / all * n_warp);
+    const uint32_t n_warp = blockDim.x / WARP;
+    whole_count    c      = whole_before(m, n_warp);
 
     c.mass  = whole_add64(lane < n_warp ? m->mass[lane] : 0);
     c.n_out = __reduce_add_sync(ALL_LANES, lane < n_warp ? m->n_out[lane] : 0);
-    if (lane < l.n_rank)
-        *sp_peer(&m->block[l.rank], lane) = c;
+    if (lane < l.n_rank) {
+        const uint32_t to = bar_peer(&m->block[l.rank], lane);
+        const uint32_t by = bar_peer(&m->come[WHOLE_SHARES], lane);
+
+        bar_send4(to, by, make_uint4(c.n_sel, c.n_urgent, c.n_bulk, c.n_out));
+        bar_send4(to + 16, by, make_uint4((uint32_t)c.mass, (uint32_t)(c.mass >> 32), 0, 0));
+    }
 }
 
 /* ---- 5: lists -------------------------------------------------------------------------- */
 
 /* Of all blocks, and of those before this one. */
-static __device__ __forceinline__ whole_count whole_blocks(const whole_lane &l, const whole_mem *m,
+static __device__ __forceinline__ whole_count whole_blocks(const whole_lane &l, whole_mem *m,
                                                            whole_count *before)
 {
     const uint32_t lane = threadIdx.x % WARP;
     const bool     mine = lane < l.rank;
-    whole_count    c    = lane < l.n_rank ? m->block[lane] : whole_count{};
+    whole_count    c;
+
+    bar_come(&m->come[WHOLE_SHARES]);
+    c = lane < l.n_rank ? m->block[lane] : whole_count{};
 
     before->n_sel    = __reduce_add_sync(ALL_LANES, mine ? c.n_sel : 0);
     before->n_urgent = __reduce_add_sync(ALL_LANES, mine ? c.n_urgent : 0);
@@ -260,26 +274,44 @@ static __device__ void whole_put(const whole_job &f, const whole_lane &l, const 
     }
 }
 
-/* The selection and the misses, in their order; blocks: of those before this one, all: of all. */
+/* The selection and the misses of the warp's n quads, in their order; at: what all blocks and warps
+ * before have of each kind. */
 static __device__ void whole_lists(const whole_job &f, const whole_lane &l, const whole_mem *m,
-                                   const whole_over *o, const whole_count &blocks,
-                                   const whole_count &all)
+                                   const uint16_t *near_, uint32_t n, whole_count at)
 {
-    uint32_t step = 0;
+    const uint32_t lane       = threadIdx.x % WARP;
+    const bool     all_urgent = f.window && whole_all_urgent(f, m);
 
 #pragma unroll 1
-    for (uint32_t i0 = 0; i0 < l.n; i0 += WHOLE_EACH * blockDim.x, step++) {
-        whole_count    at    = whole_before(m, (step * blockDim.x + threadIdx.x) / WARP);
-        const uint32_t mine  = o->u.thread.before[step * blockDim.x + threadIdx.x];
-        const uint32_t fate  = o->u.thread.fate[step * blockDim.x + threadIdx.x];
-        const uint32_t chunk = l.base + i0 + WHOLE_EACH * threadIdx.x;
+    for (uint32_t u0 = 0; u0 < n; u0 += WARP) {
+        const uint32_t quad   = u0 + lane < n ? near_[u0 + lane] : 0;
+        const uint32_t fate   = u0 + lane < n ? whole_more(l, quad)->u.sel.fate : 0;
+        const uint32_t before = u0 + lane < n ? whole_more(l, quad)->u.sel.before : 0;
+        const uint32_t all    = __reduce_add_sync(ALL_LANES, whole_kinds(fate, all_urgent));
+        whole_count    mine   = at;
 
-        at.n_sel += blocks.n_sel + whole_packed(mine, 0);
-        at.n_urgent += blocks.n_urgent + whole_packed(mine, 1);
-        at.n_bulk += blocks.n_bulk + whole_packed(mine, 2) + all.n_urgent;
+        mine.n_sel += whole_packed(before, 0);
+        mine.n_urgent += whole_packed(before, 1);
+        mine.n_bulk += whole_packed(before, 2);
         if (fate)
-            whole_put(f, l, m, chunk, fate, at);
+            whole_put(f, l, m, l.base + WHOLE_EACH * quad, fate, mine);
+        at.n_sel += whole_packed(all, 0);
+        at.n_urgent += whole_packed(all, 1);
+        at.n_bulk += whole_packed(all, 2);
     }
+}
+
+/* Where a warp's part of the lists begins; blocks: what those before this one have, all: all. */
+static __device__ __forceinline__ whole_count whole_begin(const whole_mem   *m,
+                                                          const whole_count &blocks,
+                                                          const whole_count &all)
+{
+    whole_count c = whole_before(m, threadIdx.x / WARP);
+
+    c.n_sel += blocks.n_sel;
+    c.n_urgent += blocks.n_urgent;
+    c.n_bulk += blocks.n_bulk + all.n_urgent;
+    return c;
 }
 
 static __device__ void whole_result(const select_job &j, const whole_lane &l, const whole_mem *m,
