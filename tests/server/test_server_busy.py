@@ -98,8 +98,9 @@ def gaps_beside(s, n):
 
 
 def test_pace_beside_a_long_prompt():
-    """The 99th percentile of gaps, and the median, at most three times what they are without.  A
-    percentile on a machine with neighbours is theirs as well: one of five rounds must do."""
+    """The median of gaps, and the 99th percentile, at most three times what they are without.  A
+    percentile on a machine with neighbours is theirs as well: 20 ms are always good, and one of
+    five rounds must do."""
     ctx = LONG_PROMPT + 3000
     for _ in range(5):
         with Server("--rope-scale", str(ctx // 128 + 1), ctx=ctx, program=FAULT) as s:
@@ -107,7 +108,8 @@ def test_pace_beside_a_long_prompt():
         told = [f"{n}: median {1e3 * share(x, 0.5):.2f} ms, 99 % {1e3 * share(x, 0.99):.2f} ms of "
                 f"{len(x)}" for n, x in (("quiet", quiet), ("beside", beside))]
         print(f"{LONG_PROMPT} tokens in {took:.1f} s; {'; '.join(told)}")
-        if all(share(beside, p) <= 3 * share(quiet, p) for p in (0.5, 0.99)):
+        if share(beside, 0.5) <= 3 * share(quiet, 0.5) and \
+                share(beside, 0.99) <= max(3 * share(quiet, 0.99), 0.02 * SLOW):
             return
     raise AssertionError("answers stall beside a prompt")
 
