@@ -97,19 +97,28 @@ def gaps_beside(s, n):
             end - begin)
 
 
-def test_pace_beside_a_long_prompt():
-    """The 99th percentile of gaps, and the median, at most three times what they are without.  A
-    percentile on a machine with neighbours is theirs as well: one of five rounds must do."""
+def keeps_pace(rounds, *more):
+    """Whether a round does."""
     ctx = LONG_PROMPT + 3000
-    for _ in range(5):
-        with Server("--rope-scale", str(ctx // 128 + 1), ctx=ctx, program=FAULT) as s:
+    for _ in range(rounds):
+        with Server("-b", "4096", "--rope-scale", str(ctx // 128 + 1), *more, ctx=ctx,
+                    program=FAULT) as s:
             quiet, beside, took = gaps_beside(s, LONG_PROMPT)
         told = [f"{n}: median {1e3 * share(x, 0.5):.2f} ms, 99 % {1e3 * share(x, 0.99):.2f} ms of "
                 f"{len(x)}" for n, x in (("quiet", quiet), ("beside", beside))]
         print(f"{LONG_PROMPT} tokens in {took:.1f} s; {'; '.join(told)}")
-        if all(share(beside, p) <= 3 * share(quiet, p) for p in (0.5, 0.99)):
-            return
-    raise AssertionError("answers stall beside a prompt")
+        if share(beside, 0.5) <= 3 * share(quiet, 0.5) and \
+                share(beside, 0.99) <= max(3 * share(quiet, 0.99), 0.03):
+            return True
+    return False
+
+
+def test_pace_beside_a_long_prompt():
+    """The median of gaps, and the 99th percentile, at most three times what they are without.  A
+    percentile on a machine with neighbours is theirs as well: 30 ms are always good, and one of
+    five rounds must do.  Where the server is told that a second is short enough, they stall."""
+    assert keeps_pace(5)
+    assert not keeps_pace(1, "--max-gap", "1000")
 
 
 def signs(s, path, body, sign, n, seconds):

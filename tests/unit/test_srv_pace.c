@@ -95,9 +95,14 @@ static void alone(void **state)
 
     (void)state;
     assert_true(srv_pace_budget(&p, 0, 512) > 0);
+    assert_true(srv_pace_token_ns(&p) == 0.0);
+    srv_pace_learn(&p, 1, 0,
+                   QUIET_NS); /* no token of a prompt takes longer than one of an answer */
+    assert_true(srv_pace_token_ns(&p) == QUIET_NS);
     for (uint32_t i = 0; i < 40; i++)
         srv_pace_learn(&p, 0, 64, 64 * 5e6);
     assert_in_range(srv_pace_budget(&p, 0, 512), 45, 55); /* a quarter of a second */
+    assert_in_range(srv_pace_token_ns(&p), 4900000, 5100000);
     assert_int_equal(srv_pace_budget(&p, 0, 20), 20);
     assert_int_equal(srv_pace_budget(&p, 3, 0), 0);
 }
