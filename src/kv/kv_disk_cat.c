@@ -716,6 +716,35 @@ static kvd_status cat_meta(kv_disk *d, kvd_err *err)
                          : KVD_OK;
 }
 
+static void note_name(const kv_disk *d, const char *name, char out[96])
+{
+    int n = snprintf(out, 20, "%.15s:", name);
+
+    for (size_t i = 0; i < sizeof(d->model.byte); i++)
+        n += snprintf(out + n, 3, "%02x", d->model.byte[i]);
+}
+
+bool kv_disk_note_get(kv_disk *d, const char *name, double *v)
+{
+    char   full[96];
+    double x = 0.0;
+
+    note_name(d, name, full);
+    if (!meta_get(d, full, &x, sizeof(x)) || !(x > 0.0 && x < 1e18)) /* it may be no number */
+        return false;
+    *v = x;
+    return true;
+}
+
+bool kv_disk_note_put(kv_disk *d, const char *name, double v)
+{
+    char       full[96];
+    kvd_status st;
+
+    note_name(d, name, full);
+    return meta_set(d, full, &v, sizeof(v), &st, NULL);
+}
+
 static void count_row(kv_disk *d, sqlite3_stmt *s)
 {
     const uint64_t bytes = column_u64(s, 3);
