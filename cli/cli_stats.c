@@ -171,6 +171,7 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, kv_used_tokens);
     PUT(o, st, kv_capacity_tokens);
     PUT(o, st, n_cached);
+    PUT(o, st, n_slow_prefix);
     PUT(o, st, n_sparse);
     PUT(o, st, n_selected);
     PUT(o, st, n_hit);

@@ -432,16 +432,21 @@ typedef struct kvd_prompt {
      * everybody's */
     const void *salt;
     size_t      salt_bytes; /* at most KVD_SALT_BYTES_MAX */
+    uint64_t    slice_ns;   /* about how long the call may read from the prefix cache; 0: as long as
+                               it takes */
 } kvd_prompt;
 #define KVD_PROMPT_INIT                   \
     {                                     \
         .struct_size = sizeof(kvd_prompt) \
     }
 /* Begins it: an empty sequence takes the longest prefix that the prefix cache knows, all but the
- * last token at most; kvd_seq_len() tells how far that came.  Until the sequence holds n_token
- * tokens, tokens that kvd_eval() appends to it are the prompt's, and attend to everything; a batch
- * holds none beyond them (KVD_E_INVAL).  The prompt also ends by kvd_prefill() of the rest, and by
- * kvd_seq_truncate(). */
+ * last token at most; kvd_seq_len() tells how far that came.  A prefix that would take longer to
+ * read than to evaluate is left there.  KVD_E_BUSY: slice_ns were not enough; more calls with the
+ * same prompt go on, and until one has said KVD_OK the sequence takes no tokens.  Others may be
+ * evaluated meanwhile; of several whose prompts are begun, one is read at a time.  Until the
+ * sequence holds n_token tokens, tokens that kvd_eval() appends to it are the prompt's, and attend
+ * to everything; a batch holds none beyond them (KVD_E_INVAL).  The prompt also ends by
+ * kvd_prefill() of the rest, and by kvd_seq_truncate(). */
 KVD_API KVD_MUST_USE kvd_status kvd_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p,
                                                  kvd_err *err);
 /* How tokens are attended to from now on.  All sequences start over with an empty window, in the
@@ -546,6 +551,7 @@ typedef struct kvd_stats {
     uint32_t micro_batch;
     uint32_t n_micro, micro_rows[16];
     double   micro_ms[16];
+    uint64_t n_slow_prefix; /* known prefixes that were evaluated: reading them takes longer */
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 /* Waits until all that was stored in cache_dir is on the disk and can be found (at most about 10

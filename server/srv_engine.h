@@ -71,6 +71,7 @@ typedef struct srv_gen {
     uint64_t start_ns, told_ns, first_ns, last_ns; /* first, last: tokens of the answer */
     uint64_t beside_ns; /* WAIT: not beside others before; 0: not known */
     uint32_t n_kept;    /* of the prompt, when it began */
+    bool     loading;   /* PROMPT: what is known of it is being read */
     bool     counted;   /* what was cached of it */
 } srv_gen;
 
@@ -107,6 +108,8 @@ uint32_t srv_pace_budget(srv_pace *p, uint32_t n_row, uint32_t most);
 void     srv_pace_learn(srv_pace *p, uint32_t n_row, uint32_t n_prompt, double ns);
 /* What a token of a prompt takes, about; 0: not known. */
 double srv_pace_token_ns(const srv_pace *p);
+/* For how long reading from the disk may hold up a step of n_row answers. */
+uint64_t srv_pace_slice(const srv_pace *p, uint32_t n_row);
 /* Tokens of the only prompt there is that go through the layers together, at least `least`; others
  * that come meanwhile wait for them. */
 uint32_t srv_pace_part(const srv_pace *p, uint32_t least);
@@ -178,6 +181,7 @@ struct srv_engine {
     uint8_t  *row_want;
     uint32_t  n_row, n_want, n_answer, n_piece; /* answers' rows, prompts' rows */
     uint32_t *slot_rows;                        /* [n_seq] of a slot in the step */
+    bool      loads;                            /* the step waits for the disk as well */
     bool      stale;                            /* stored blocks may not be on the disk yet */
     bool      broken;                           /* the device has failed */
     kvd_err   why;
@@ -220,11 +224,14 @@ void srv_sched_admit(srv_engine *e);
 /* Whether there is room for what the step needs; makes it, or preempts. */
 void srv_sched_make_room(srv_engine *e);
 void srv_sched_release(srv_engine *e, srv_slot *s);
-/* A slot's prompt goes on piece by piece. */
+/* A slot's prompt goes on piece by piece.  KVD_E_BUSY: it does not yet, what is known of it is
+ * still being read. */
 kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err);
-void       srv_sched_enqueue(srv_engine *e, srv_gen *g, bool first);
-void       srv_sched_drop_canceled(srv_engine *e);
-void       srv_sched_drop_idle(srv_engine *e);
+/* Prompts that are being read go on a little; false: there are none. */
+bool srv_sched_load(srv_engine *e);
+void srv_sched_enqueue(srv_engine *e, srv_gen *g, bool first);
+void srv_sched_drop_canceled(srv_engine *e);
+void srv_sched_drop_idle(srv_engine *e);
 /* A job waits no more: it has run, or never will. */
 void srv_sched_stop_waiting(srv_engine *e, srv_job *j);
 

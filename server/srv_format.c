@@ -9,9 +9,12 @@
 
 bool srv_open_grammar(srv_fields *f, const char *field, const kvd_grammar_params *p, srv_request *r)
 {
-    kvd_err err = { 0 };
+    kvd_err    err = { 0 };
+    kvd_status st  = kvd_grammar_open(&r->grammar, f->s->model, p, &err);
 
-    return srv_fields_status(f, field, kvd_grammar_open(&r->grammar, f->s->model, p, &err), &err);
+    if (st == KVD_OK)
+        srv_log_notes(f->s, kvd_grammar_notes(r->grammar));
+    return srv_fields_status(f, field, st, &err);
 }
 
 /* The schema stands in "json_schema", as chats have it, or beside the type, as responses do. */

@@ -110,7 +110,7 @@ struct srv {
     srv_call       *work, *work_last, *done; /* for workers, back from them */
     bool            work_ends;
     srv_job        *told;
-    char            seen[SRV_LOG_ONCE][48]; /* unknown fields that were logged */
+    char            seen[SRV_LOG_ONCE][48]; /* unknown fields and notes that were logged */
     uint32_t        n_seen;
     pthread_t       worker[SRV_WORKERS];
     uint32_t        n_worker;
@@ -120,6 +120,8 @@ struct srv {
 void srv_wake(srv *s);
 /* Any thread: an unknown field, said once. */
 void srv_log_unknown(srv *s, const char *name);
+/* Any thread: what of a grammar was relaxed, once for each such text. */
+void srv_log_notes(srv *s, const char *notes);
 
 /* ---- srv_http.c -------------------------------------------------------------------- */
 

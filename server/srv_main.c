@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -71,27 +72,48 @@ static void on_told(void *ctx, srv_job *j)
         srv_wake(s);
 }
 
-void srv_log_unknown(srv *s, const char *name)
+/* Whether something is to be said that was not said before; of too much nothing is. */
+static bool first_time(srv *s, const char word[48])
 {
-    char     word[48];
-    size_t   n    = 0;
-    uint32_t i    = 0;
-    bool     tell = false;
+    uint32_t i     = 0;
+    bool     first = false;
 
-    for (; name[n] && n + 1 < sizeof(word); n++)
-        word[n] = name[n] > ' ' && name[n] < 127 ? name[n] : '?';
-    word[n] = 0;
     pthread_mutex_lock(&s->lock);
     while (i < s->n_seen && strcmp(s->seen[i], word) != 0)
         i++;
     if (i == s->n_seen && s->n_seen < SRV_LOG_ONCE) {
-        memcpy(s->seen[s->n_seen++], word, sizeof(word));
-        tell = true;
+        memcpy(s->seen[s->n_seen++], word, strlen(word) + 1);
+        first = true;
     }
     pthread_mutex_unlock(&s->lock);
-    if (tell)
+    return first;
+}
+
+void srv_log_unknown(srv *s, const char *name)
+{
+    char   word[48];
+    size_t n = 0;
+
+    for (; name[n] && n + 1 < sizeof(word); n++)
+        word[n] = name[n] > ' ' && name[n] < 127 ? name[n] : '?';
+    word[n] = 0;
+    if (first_time(s, word))
         kvd_log(KVD_LOG_INFO, "requests have a field \"%s\", which is not known and has no effect",
                 word);
+}
+
+void srv_log_notes(srv *s, const char *notes)
+{
+    char     word[48];
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+
+    for (const char *p = notes; *p; p++)
+        hash = (hash ^ (uint8_t)*p) * 0x100000001b3u;
+    snprintf(word, sizeof(word), "\n%016llx", (unsigned long long)hash); /* no field's name */
+    if (*notes == 0 || !first_time(s, word))
+        return;
+    for (const char *p = notes; *p; p += strcspn(p, "\n"), p += *p != 0)
+        kvd_log(KVD_LOG_INFO, "a request's tools: %.*s", (int)strcspn(p, "\n"), p);
 }
 
 /* ---- what has come ------------------------------------------------------------------------------

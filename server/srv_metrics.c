@@ -134,6 +134,12 @@ static void put_tokens(kvd_buf *b, const srv_view *v)
     put_ns(b, "evaluation_seconds_total", "{kind=\"decode\"}", v->stats.decode_ns);
 }
 
+static void put_recomputes(kvd_buf *b, const kvd_stats *st)
+{
+    head(b, "recomputes_total", "counter", "Known prefixes that were evaluated all the same.");
+    put(b, "recomputes_total", "{reason=\"bandwidth\"}", st->n_slow_prefix);
+}
+
 static void put_memory(kvd_buf *b, const srv *s, const kvd_stats *st)
 {
     gauge(b, "kv_used_tokens", "Tokens that the KV cache holds.", st->kv_used_tokens);
@@ -204,6 +210,7 @@ void srv_route_metrics(srv *s, srv_call *c)
     put_info(b, s);
     put_requests(b, s, &v);
     put_tokens(b, &v);
+    put_recomputes(b, &v.stats);
     put_memory(b, s, &v.stats);
     put_windows(b, &v.stats);
     put_moves(b, &v.stats);

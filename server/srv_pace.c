@@ -17,6 +17,8 @@
 #define TRY_ABOVE       3u    /* sizes above, in turn */
 #define ALONE_NS        250e6 /* of a step with prompts alone: how long a cancellation may wait */
 #define ALONE_FIRST     128u
+#define SLICE_MIN_NS    1000000u
+#define SLICE_ALONE_NS  50000000u /* for how long a cancellation may wait */
 #define PART_NS         2e9
 #define PART_MAX        16384u
 #define PIECE_MIN_ALONE 32u
@@ -98,6 +100,14 @@ uint32_t srv_pace_budget(srv_pace *p, uint32_t n_row, uint32_t most)
 double srv_pace_token_ns(const srv_pace *p)
 {
     return p->token_ns > 0.0 ? p->token_ns : quiet(p, 1);
+}
+
+uint64_t srv_pace_slice(const srv_pace *p, uint32_t n_row)
+{
+    const double q    = quiet(p, n_row);
+    const double room = p->gap_ns > 0.0 ? p->gap_ns - q : (AIM - 1.0) * q;
+
+    return n_row == 0 ? SLICE_ALONE_NS : room > SLICE_MIN_NS ? (uint64_t)room : SLICE_MIN_NS;
 }
 
 uint32_t srv_pace_part(const srv_pace *p, uint32_t least)

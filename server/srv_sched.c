@@ -316,6 +316,15 @@ static void count_cached(srv_engine *e, srv_gen *g, uint32_t kept, uint32_t know
     e->counts.n_prompt += g->n_prompt;
 }
 
+static uint32_t n_answering(const srv_engine *e)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < e->p.n_seq; i++)
+        n += e->slot[i].gen && e->slot[i].gen->state == SRV_GEN_ANSWER;
+    return n;
+}
+
 kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err)
 {
     const srv_request *r = &s->gen->job->req;
@@ -325,28 +334,62 @@ kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err)
     p.n_token    = s->gen->n_token;
     p.salt       = r->salt;
     p.salt_bytes = r->n_salt;
+    p.slice_ns   = srv_pace_slice(&e->pace, n_answering(e));
     return kvd_prompt_begin(e->p.session, (uint32_t)(s - e->slot), &p, err);
 }
 
-/* The slot holds the first `kept` tokens; the store may know more where that is none. */
+/* What is known of the prompt is there. */
+static void begin_evaluation(srv_engine *e, srv_slot *s, srv_gen *g)
+{
+    const uint32_t kept = s->n;
+
+    s->n = kvd_seq_len(e->p.session, (uint32_t)(s - e->slot));
+    memcpy(s->token, g->token, s->n * sizeof(*s->token));
+    g->loading = false;
+    g->n_kept  = s->n;
+    count_cached(e, g, kept, s->n);
+    if (g->job->req.debug_cache && g->choice == 0 && g->n_token == g->n_prompt)
+        explain(e, g, s->n);
+}
+
+/* The slot holds the first tokens of the prompt, or none; then the store may know some. */
 static kvd_status begin_prompt(srv_engine *e, srv_slot *s, srv_gen *g, kvd_err *err)
 {
-    const srv_request *r    = &g->job->req;
-    const uint32_t     seq  = (uint32_t)(s - e->slot);
-    const uint32_t     kept = s->n;
+    const srv_request *r  = &g->job->req;
+    kvd_status         st = KVD_OK;
 
-    if (!g->echo) /* it wants the logits of all of it */
-        KVD_TRY(srv_sched_begin(e, s, err));
-    s->n = kvd_seq_len(e->p.session, seq);
-    memcpy(s->token, g->token, s->n * sizeof(*s->token));
-    memcpy(s->salt, r->salt, r->n_salt);
-    s->n_salt   = r->n_salt;
     g->n_target = g->n_token;
-    g->n_kept   = s->n;
-    count_cached(e, g, kept, s->n);
-    if (r->debug_cache && g->choice == 0 && g->n_token == g->n_prompt)
-        explain(e, g, s->n);
-    return KVD_OK;
+    g->loading  = false;
+    memcpy(s->salt, r->salt, r->n_salt);
+    s->n_salt = r->n_salt;
+    if (!g->echo) /* it wants the logits of all of it */
+        st = srv_sched_begin(e, s, err);
+    if (st == KVD_OK)
+        begin_evaluation(e, s, g);
+    g->loading = st == KVD_E_BUSY;
+    return g->loading ? KVD_OK : st;
+}
+
+bool srv_sched_load(srv_engine *e)
+{
+    srv_slot  *old = NULL;
+    kvd_err    err = { 0 };
+    kvd_status st;
+
+    for (uint32_t i = 0; i < e->p.n_seq; i++) {
+        srv_slot *s = &e->slot[i];
+
+        if (s->gen && s->gen->loading && (!old || s->gen->order < old->gen->order))
+            old = s;
+    }
+    if (!old)
+        return false;
+    st = srv_sched_begin(e, old, &err);
+    if (st == KVD_OK)
+        begin_evaluation(e, old, old->gen);
+    else if (st != KVD_E_BUSY)
+        srv_step_fail(e, old->gen->job, st == KVD_E_NOMEM ? 503 : 500, err.msg);
+    return true;
 }
 
 static void start(srv_engine *e, srv_gen *g, srv_slot *s)

@@ -131,7 +131,7 @@ static srv_slot *oldest_prompt(srv_engine *e)
     for (uint32_t i = 0; i < e->p.n_seq; i++) {
         srv_slot *s = &e->slot[i];
 
-        if (s->gen && s->gen->state == SRV_GEN_PROMPT && e->slot_rows[i] == 0 &&
+        if (s->gen && s->gen->state == SRV_GEN_PROMPT && !s->gen->loading && e->slot_rows[i] == 0 &&
             (!old || s->gen->order < old->gen->order))
             old = s;
     }
@@ -143,7 +143,7 @@ static void add_prompts(srv_engine *e)
     uint32_t  n = 0;
     srv_slot *s;
 
-    if (oldest_prompt(e))
+    if (oldest_prompt(e) && !(e->loads && e->n_answer)) /* one thing at a time beside answers */
         n = srv_pace_budget(&e->pace, e->n_answer, e->p.n_batch - e->n_row);
 
     while (n > 0 && (s = oldest_prompt(e))) {
@@ -315,7 +315,7 @@ static srv_slot *only_prompt(srv_engine *e)
 
         if (!s->gen)
             continue;
-        if (only || s->gen->state != SRV_GEN_PROMPT || s->gen->echo ||
+        if (only || s->gen->state != SRV_GEN_PROMPT || s->gen->echo || s->gen->loading ||
             s->gen->n_target - s->n <= e->p.n_batch)
             return NULL;
         only = s;
@@ -340,7 +340,7 @@ static void run_part(srv_engine *e, srv_slot *s)
         srv_pace_learn(&e->pace, 0, p.n, (double)(kvd_now_ns() - t0));
         memcpy(s->token + s->n, s->gen->token + s->n, p.n * sizeof(*s->token));
         s->n += p.n;
-        st = srv_sched_begin(e, s, &err);
+        st = srv_sched_begin(e, s, &err); /* nothing is read: it holds tokens */
     }
     e->n_row = e->n_answer = e->n_piece = 0;
     if (st == KVD_E_DEVICE)
@@ -351,12 +351,14 @@ static void run_part(srv_engine *e, srv_slot *s)
 
 bool srv_step_run(srv_engine *e)
 {
-    srv_slot  *only = only_prompt(e);
-    kvd_batch  b    = KVD_BATCH_INIT;
-    kvd_err    err  = { 0 };
+    kvd_batch  b   = KVD_BATCH_INIT;
+    kvd_err    err = { 0 };
+    srv_slot  *only;
     uint64_t   t0;
     kvd_status st;
 
+    e->loads = srv_sched_load(e);
+    only     = only_prompt(e);
     if (only) {
         run_part(e, only);
         return true;
@@ -366,7 +368,7 @@ bool srv_step_run(srv_engine *e)
     add_answers(e);
     add_prompts(e);
     if (e->n_row == 0)
-        return false;
+        return e->loads;
     b.n_token     = e->n_row;
     b.token       = e->row_token;
     b.seq         = e->row_seq;

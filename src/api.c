@@ -473,6 +473,7 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.n_disk_late        = c.n_disk_late;
     st.zone_share         = c.n_mass ? c.zone / (double)c.n_mass : 0.0;
     st.zone_ns            = c.zone_ns;
+    st.n_slow_prefix      = c.n_slow;
     engine_schedule_stats(s, &st);
     s->model->be->ops->memory(s->model->be, &d);
     st.device_used_bytes = d.used;

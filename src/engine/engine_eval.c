@@ -15,6 +15,7 @@
 
 #include "engine/engine.h"
 
+#define TELLING       32u  /* tokens of a batch that tell what one takes in a prompt */
 #define RESUME_MAX    256u /* tokens behind a known prefix that --resume sparse takes as steps */
 #define N_RECOVER     3u   /* times that an evaluation is tried when the disk tier loses records */
 #define N_RECOVER_ALL 64u  /* the same, with another unit in quarantine each time */
@@ -205,6 +206,8 @@ static void count_time(kvd_session *s, uint32_t n_token, uint64_t t0, uint64_t t
         decode = decode && s->buf.part[i].n_row == 1;
     *(decode ? &s->stats.n_decode : &s->stats.n_prefill) += n_token;
     *(decode ? &s->stats.decode_ns : &s->stats.prefill_ns) += t1 - t0;
+    if (!decode && n_token >= TELLING)
+        kv_evaluated(s->kv, n_token, t1 - t0);
     kvd_trace_add(s->trace, decode ? KVD_TRACE_STEP : KVD_TRACE_PREFILL, t0, t1, KVD_TRACE_NOWHERE,
                   n_token);
 }
@@ -329,6 +332,9 @@ static kvd_status check_room(const kvd_session *s, kvd_err *err)
 
         if (n == 0)
             continue;
+        if (kv_restoring(s->kv, q))
+            return kvd_fail(err, KVD_E_BUSY, 0,
+                            "sequence %u: what is known of its prompt is still being read", q);
         if (n > s->params.n_ctx - s->seq[q].n_token)
             return kvd_fail(err, KVD_E_FULL, 0,
                             "sequence %u holds %u tokens and cannot take %u more: its context is "
@@ -363,6 +369,7 @@ static kvd_status eval_work(kvd_session *s, const work *w, kvd_err *err)
 
 static void cut(kvd_session *s, uint32_t seq, uint32_t n_keep)
 {
+    kv_restore_stop(s->kv, s->model->stream, seq);
     if (kv_seq_len(s->kv, seq) > n_keep)
         kv_seq_truncate(s->kv, s->model->stream, seq, n_keep);
     s->seq[seq].n_token = n_keep;
@@ -448,28 +455,44 @@ static kvd_status prefill_layers(kvd_session *s, const prefill *p, const int32_t
     s->stats.n_prefill += n_token;
     t1 = kvd_now_ns();
     s->stats.prefill_ns += t1 - t0;
+    kv_evaluated(s->kv, n_token, t1 - t0);
     kvd_trace_add(s->trace, KVD_TRACE_PREFILL, t0, t1, KVD_TRACE_NOWHERE, n_token);
     return KVD_OK;
 }
 
-/* Fills an empty sequence with what is known of its prompt, at most all but the last token. */
-static kvd_status restore(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
-                          kvd_err *err)
+/* What is on its way back to a sequence was of other tokens. */
+static void stop_other(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token)
 {
     engine_seq *q = &s->seq[seq];
-    uint64_t    t0;
+
+    if (q->prompt_end != n_token || memcmp(q->token, token, n_token * sizeof(*token)) != 0)
+        kv_restore_stop(s->kv, s->model->stream, seq);
+}
+
+/* Fills an empty sequence with what is known of its prompt, at most all but the last token.
+ * KVD_E_BUSY: slice_ns, if there is such a limit, were not enough; it goes on in the next call. */
+static kvd_status restore(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
+                          uint64_t slice_ns, kvd_err *err)
+{
+    engine_seq          *q   = &s->seq[seq];
+    const kv_restore_ask ask = { .n_token   = n_token - 1,
+                                 .final_len = s->params.resume == KVD_RESUME_SPARSE ? 0 : n_token,
+                                 .until_ns  = slice_ns ? kvd_now_ns() + slice_ns : 0 };
+    uint64_t             t0;
+    bool                 over;
 
     if (!s->cached || q->n_token > 0)
         return KVD_OK;
     KVD_TRY(make_current(s, seq, n_token, err));
     t0 = kvd_trace_now(s->trace);
     memcpy(q->token, token, n_token * sizeof(*token));
-    q->n_token = kv_seq_restore(s->kv, s->model->stream, seq, n_token - 1,
-                                s->params.resume == KVD_RESUME_SPARSE ? 0 : n_token);
+    over       = kv_seq_restore(s->kv, s->model->stream, seq, &ask);
+    q->n_token = kv_seq_len(s->kv, seq);
     s->stats.n_cached += q->n_token;
     kvd_trace_add(s->trace, KVD_TRACE_RESTORE, t0, kvd_trace_now(s->trace), KVD_TRACE_NOWHERE,
                   q->n_token);
-    return KVD_OK;
+    return over ? KVD_OK
+                : kvd_fail(err, KVD_E_BUSY, 0, "what is known of the prompt is still being read");
 }
 
 /* In segments: each is sealed before the next one, so they are cut at the same places where all is
@@ -535,6 +558,7 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
         return kvd_fail(err, KVD_E_INVAL, 0, "prefill of %zu tokens into sequence %u of %u",
                         n_token, seq, s->params.n_seq);
     s->seq[seq].prompt_end = 0; /* from here on this call is the prompt */
+    kv_restore_stop(s->kv, s->model->stream, seq);
 
     before = s->seq[seq].n_token;
     if (n_token > s->params.n_ctx - before)
@@ -544,7 +568,7 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
                         n_token, before, s->params.n_ctx);
     if (before == 0)
         kv_seq_salt(s->kv, seq, NULL, 0);
-    KVD_TRY(restore(s, seq, token, (uint32_t)n_token, err));
+    KVD_TRY(restore(s, seq, token, (uint32_t)n_token, 0, err));
     known = s->seq[seq].n_token - before;
     st    = (resumes_sparsely(s, known, (uint32_t)n_token)
                  ? resume_sparse
@@ -563,6 +587,7 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
 kvd_status engine_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p, kvd_err *err)
 {
     engine_seq *q;
+    kvd_status  st;
 
     if (seq >= s->params.n_seq || !p->token || p->n_token <= s->seq[seq].n_token)
         return kvd_fail(err, KVD_E_INVAL, 0,
@@ -577,12 +602,14 @@ kvd_status engine_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p
         return kvd_fail(err, KVD_E_FULL, 0,
                         "the prompt has %u tokens, the sequence's context is %u tokens (-c)",
                         p->n_token, s->params.n_ctx);
-    if (q->n_token == 0)
+    stop_other(s, seq, p->token, p->n_token);
+    if (q->n_token == 0 && !kv_restoring(s->kv, seq))
         kv_seq_salt(s->kv, seq, p->salt, (uint32_t)p->salt_bytes);
     q->prompt_end = 0;
-    KVD_TRY(restore(s, seq, p->token, p->n_token, err));
-    q->prompt_end = p->n_token;
-    return KVD_OK;
+    st            = restore(s, seq, p->token, p->n_token, p->slice_ns, err);
+    if (st == KVD_OK || st == KVD_E_BUSY)
+        q->prompt_end = p->n_token;
+    return st;
 }
 
 kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err)

@@ -130,6 +130,7 @@ typedef struct kv_counts {
     uint64_t n_attend;   /* chunks of windows, misses that were waited for among them, attended */
     uint64_t n_refill;   /* chunks fetched by first steps */
     uint64_t n_restored; /* tokens that came from the block store */
+    uint64_t n_slow;     /* prefixes left there, since evaluating them took less */
     uint64_t n_sealed;   /* blocks; n_grown: of those not in a prompt's batch */
     uint64_t n_grown;
     uint64_t bytes_up;    /* records host -> device, windows */
@@ -228,10 +229,20 @@ void kv_seq_source(kv_store *s, uint32_t seq, const int32_t *token, uint8_t vari
 void kv_seq_salt(kv_store *s, uint32_t seq, const void *salt, uint32_t bytes);
 /* What sparse steps depend on: at most 62 bytes. */
 void kv_set_provenance(kv_store *s, const void *options, uint32_t bytes);
-/* Fills an empty sequence with the longest known prefix of its first n_token ids; returns how many
- * tokens it holds then.  final_len: with the rest of its prompt; 0: with one more token. */
-uint32_t kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_token,
-                        uint32_t final_len);
+typedef struct kv_restore_ask {
+    uint32_t n_token;   /* of the sequence's ids */
+    uint32_t final_len; /* of the sequence with the rest of its prompt; 0: with one more token */
+    uint64_t until_ns;  /* when the call should end; 0: when all is there */
+} kv_restore_ask;
+/* Fills an empty sequence with the longest known prefix of its first n_token ids; kv_seq_len()
+ * tells how many tokens that were.  A prefix that would take longer to read than to evaluate is
+ * left. false: the time is over; the sequence is to be left alone until more calls with the same
+ * ids have said true, or kv_restore_stop() has given up, while others may be stepped.  One sequence
+ * at a time is restored in parts: those that come meanwhile get false, too. */
+bool kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, const kv_restore_ask *ask);
+bool kv_restoring(const kv_store *s, uint32_t seq);              /* in parts */
+void kv_restore_stop(kv_store *s, kvd_stream *st, uint32_t seq); /* empty again; or nothing */
+void kv_evaluated(kv_store *s, uint32_t n_token, uint64_t ns);   /* of prompts */
 /* Stores what is not sealed, as it is now. */
 void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq);
 /* From which token on a failed read has left the sequence's records missing; UINT32_MAX: none are.

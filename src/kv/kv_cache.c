@@ -16,6 +16,7 @@
 
 #define STAGE_BYTES (8u << 20) /* of the block store, for reads and for writes */
 #define STORE_BYTES (2ull * STAGE_BYTES + (8u << 20)) /* with its lists and the catalogue */
+#define EVAL_NOTE   "eval_ns" /* in the catalogue: what evaluating a token of a prompt takes */
 #define PROV_EXACT  'e'
 #define PROV_DENSE  'd'
 #define PROV_SPARSE 's'
@@ -136,6 +137,8 @@ kvd_status kv_cache_open(kv_store *s, kvd_err *err)
         st = kv_ferry_open(s, err);
     if (st == KVD_OK)
         st = kv_disk_open(&s->cache->disk, &dp, err);
+    if (st == KVD_OK && kv_disk_note_get(s->cache->disk, EVAL_NOTE, &s->cache->eval_ns))
+        s->cache->eval_ns_kept = s->cache->eval_ns;
     return st;
 }
 
@@ -146,6 +149,8 @@ void kv_cache_close(kv_store *s)
 
     if (!c)
         return;
+    if (c->pending.s)
+        kv_disk_match_close(c->disk, &c->pending.match);
     (void)!kv_flush(s, &err);
     kv_disk_close(c->disk);
     kv_ferry_close(s);
@@ -545,6 +550,15 @@ void kv_poll(kv_store *s)
     kv_disk_poll(s->cache->disk);
 }
 
+/* Only where it says something new: it is a write to the disk. */
+static void keep_eval_ns(kv_cache *c)
+{
+    if (c->eval_ns > 0.8 * c->eval_ns_kept && c->eval_ns < 1.25 * c->eval_ns_kept)
+        return;
+    if (c->eval_ns > 0.0 && kv_disk_note_put(c->disk, EVAL_NOTE, c->eval_ns))
+        c->eval_ns_kept = c->eval_ns;
+}
+
 kvd_status kv_flush(kv_store *s, kvd_err *err)
 {
     kvd_err    why = { 0 }, disk_why = { 0 };
@@ -552,6 +566,7 @@ kvd_status kv_flush(kv_store *s, kvd_err *err)
 
     if (!s->cache || !s->cache->disk)
         return KVD_OK;
+    keep_eval_ns(s->cache);
     st      = kv_ferry_drain(s, true, &why);
     disk_st = kv_disk_flush(s->cache->disk, &disk_why);
     if (st == KVD_OK) {

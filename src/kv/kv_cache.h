@@ -36,6 +36,30 @@ typedef struct kv_cache_unit {
 
 typedef struct kv_ferry kv_ferry;
 
+/* A prefix on its way back (kv_restore.c): layer by layer, and where all is resident by parts of
+ * lanes. */
+typedef struct kv_restore {
+    kv_store      *s; /* NULL: none */
+    kvd_stream    *st;
+    kv_disk_match  match;
+    kv_restore_ask ask;
+    uint32_t       seq;
+    uint32_t       n_block;     /* whole blocks of the match that are taken */
+    uint32_t       n_tail;      /* tokens behind them */
+    uint32_t       n_seal;      /* blocks that are sealed; the others become raw */
+    uint32_t       n_ready;     /* spans whose units can be read */
+    uint32_t       layer, head; /* what comes next */
+    uint32_t       block;
+    bool           begun;               /* the layer: its index has been read */
+    uint64_t       bytes, done;         /* to be read, and read */
+    uint64_t       disk;                /* read of the disk for it */
+    uint64_t       spent_ns;            /* in reads */
+    uint64_t       ready_ns;            /* before them */
+    uint64_t       slow_ns, slow_bytes; /* of the slowest read */
+    uint32_t       n_read;
+    bool           slow; /* given up: evaluating it takes less */
+} kv_restore;
+
 typedef struct kv_cache {
     kv_disk      *disk;
     uint8_t      *gather; /* one lane of a segment, or of a tail */
@@ -48,8 +72,13 @@ typedef struct kv_cache {
     uint32_t      n_options;
     kv_cache_unit unit[KV_DISK_PUT_MAX];
     uint32_t      n_unit;
-    kv_disk_put   tail;  /* being stored, or KV_DISK_NONE */
-    kv_ferry     *ferry; /* NULL: the device's memory is the host's */
+    kv_disk_put   tail;         /* being stored, or KV_DISK_NONE */
+    kv_ferry     *ferry;        /* NULL: the device's memory is the host's */
+    kv_restore    pending;      /* between two calls of kv_seq_restore() */
+    double        eval_ns;      /* that evaluating a token of a prompt takes; 0: not known */
+    double        eval_ns_kept; /* as the catalogue has it */
+    double        load_rate;    /* of restores: bytes in a nanosecond; 0: not known */
+    uint32_t      n_skip;       /* prefixes that were not even tried, by it */
     char          told[KVD_ERR_MSG_BYTES];
 } kv_cache;
 
@@ -112,19 +141,11 @@ uint64_t kv_ferry_at(const kv_store *s, uint32_t slot, bool aux);
 
 /* ---- kv_restore.c, kv_restore_up.c ------------------------------------------------------ */
 
-typedef struct kv_restore {
-    kv_store     *s;
-    kvd_stream   *st;
-    kv_disk_match match;
-    uint32_t      seq;
-    uint32_t      n_block; /* whole blocks of the match that are taken */
-    uint32_t      n_tail;  /* tokens behind them */
-    uint32_t      n_seal;  /* blocks that are sealed; the others become raw */
-} kv_restore;
-
 /* The span that holds block b, and the block's number in its unit; the span of the tail. */
 const kv_disk_span *kv_restore_span(const kv_restore *r, uint32_t b, uint32_t *in_unit);
 const kv_disk_span *kv_restore_tail(const kv_restore *r);
+/* Reads now, and looks whether that is as fast as evaluating: KVD_E_BUSY, r->slow set, if not. */
+kvd_status kv_restore_read(kv_restore *r, const kv_disk_read *read, uint32_t n, kvd_err *err);
 /* A layer, where the device has memory of its own. */
 kvd_status kv_restore_up(kv_restore *r, uint32_t layer, kvd_err *err);
 

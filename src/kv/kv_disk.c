@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv_disk.c - the block store: open, close, and the stage its I/O goes through.
  *
- * Owns: the directory's lock, the queue, and the stage: slots of 256 KiB, some for reads, some for
- * writes, so that neither can starve the other.  A slot is busy from submit until its request is
- * reaped; nothing else writes into it meanwhile.
- * Thread: one at a time. */
+ * Owns: the directory, open, and its lock, the queue, and the stage: slots of 256 KiB, some for
+ * reads, some for writes, so that neither can starve the other.  A slot is busy from submit until
+ * its request is reaped; nothing else writes into it meanwhile. Thread: one at a time. */
 #include <errno.h>
 #include <openssl/evp.h>
 #include <stdio.h>
@@ -214,9 +213,9 @@ static kvd_status open_steps(kv_disk *d, kvd_err *err)
 {
     char path[DISK_PATH_BYTES];
 
-    KVD_TRY(os_dir_make(d->dir, err));
+    KVD_TRY(os_dir_open(&d->dir_fd, d->dir, err));
     snprintf(path, sizeof(path), "%s/lock", d->dir);
-    KVD_TRY(os_lock_open(&d->lock_fd, path, err));
+    KVD_TRY(os_lock_open(&d->lock_fd, d->dir_fd, path, err));
     KVD_TRY(open_memory(d, err));
     KVD_TRY(open_stage(d, err));
     KVD_TRY(kv_disk_cat_open(d, err));
@@ -238,6 +237,7 @@ kvd_status kv_disk_open(kv_disk **out, const kv_disk_params *p, kvd_err *err)
         return kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory");
     d->p       = *p;
     d->lock_fd = -1;
+    d->dir_fd  = -1;
     fill_defaults(&d->p);
     d->rate_left = (int64_t)kvd_min_u64(d->p.max_bytes_per_s, INT64_MAX);
     d->rate_ns   = kvd_now_ns();
@@ -291,6 +291,7 @@ void kv_disk_close(kv_disk *d)
     EVP_MD_CTX_free(d->sha);
     EVP_MD_free(d->sha_type);
     os_file_close(d->lock_fd);
+    os_file_close(d->dir_fd);
     kvd_free(d->slot);
     kvd_free(d->unit);
     kvd_free(d->identity);

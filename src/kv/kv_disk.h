@@ -174,6 +174,8 @@ typedef struct kv_disk_match {
 /* The longest known prefix of the tokens.  Nothing known is KVD_OK with n_span 0. */
 kvd_status kv_disk_find(kv_disk *d, const kv_disk_query *q, kv_disk_match *out, kvd_err *err);
 void       kv_disk_match_close(kv_disk *d, kv_disk_match *m); /* zeroes it */
+/* Reads a referenced unit's checksums, which its first read would do. */
+kvd_status kv_disk_prepare(kv_disk *d, kv_disk_unit unit, kvd_err *err);
 /* A reference to a published unit by its key, as a session wants for what it has just written.
  * KVD_E_BUSY: there is none (yet). */
 kvd_status kv_disk_unit_open(kv_disk *d, const kv_disk_key *key, kv_disk_kind kind,
@@ -268,6 +270,10 @@ kvd_status kv_disk_clear(kv_disk *d, kvd_err *err);
 /* Removes quarantined units, and least recently used ones until max_bytes (0: no limit) and the
  * store's own limits hold. */
 kvd_status kv_disk_gc(kv_disk *d, uint64_t max_bytes, kvd_err *err);
+/* A number that the directory keeps for our model, under a name of at most 15 characters.  false:
+ * there is none, or it could not be kept. */
+bool kv_disk_note_get(kv_disk *d, const char *name, double *v);
+bool kv_disk_note_put(kv_disk *d, const char *name, double v);
 /* Recounts; asserts on the first invariant that does not hold. */
 void kv_disk_check(kv_disk *d);
 

@@ -564,11 +564,11 @@ static void put_aside(kv_disk *d)
     for (uint32_t i = 0; i < KVD_COUNTOF(tail); i++) {
         snprintf(from, sizeof(from), "%s/catalog.db%s", d->dir, tail[i]);
         snprintf(to, sizeof(to), "%s/catalog.bad%s", d->dir, tail[i]);
-        os_file_remove(to);
-        (void)os_file_rename(from, to, NULL);
+        os_file_remove_in(d->dir_fd, to);
+        (void)os_file_rename_in(d->dir_fd, from, to, NULL);
     }
     path_in(d, "damaged", to);
-    os_file_remove(to);
+    os_file_remove_in(d->dir_fd, to);
     d->stats.n_quarantined++;
     d->cat_broken = false;
     kvd_log(KVD_LOG_WARN,
@@ -608,6 +608,36 @@ static kvd_status cat_schema(kv_disk *d, kvd_err *err)
     return rc == SQLITE_OK ? KVD_OK : cat_fail(d, rc, err);
 }
 
+/* SQLite's files are regular ones and nobody else's before it opens them, which it does by name: by
+ * one without symbolic links, since it follows none.  What it makes itself has the catalogue's
+ * mode. */
+static kvd_status cat_files(kv_disk *d, char path[DISK_PATH_BYTES], kvd_err *err)
+{
+    static const char *const other[] = { "catalog.db-wal", "catalog.db-shm", "catalog.db-journal" };
+    char                     real[OS_PATH_BYTES];
+    kvd_err                  why = { 0 };
+    int                      fd;
+
+    path_in(d, "catalog.db", path);
+    KVD_TRY(os_file_open_in(&fd, d->dir_fd, path, OS_OPEN_CREATE, err));
+    os_file_close(fd);
+    for (uint32_t i = 0; i < KVD_COUNTOF(other); i++) {
+        path_in(d, other[i], path);
+        if (os_file_open_in(&fd, d->dir_fd, path, OS_OPEN_WRITE, &why) != KVD_OK) {
+            if (why.sys == ENOENT)
+                continue;
+            if (err)
+                *err = why;
+            return why.code;
+        }
+        os_file_close(fd);
+    }
+    KVD_TRY(os_dir_real(d->dir_fd, d->dir, real, err));
+    if (snprintf(path, DISK_PATH_BYTES, "%s/catalog.db", real) >= DISK_PATH_BYTES)
+        return kvd_fail(err, KVD_E_INVAL, 0, "path too long: %.64s", real);
+    return KVD_OK;
+}
+
 static kvd_status cat_connect(kv_disk *d, kvd_err *err)
 {
     static const char setup[] = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
@@ -615,13 +645,11 @@ static kvd_status cat_connect(kv_disk *d, kvd_err *err)
                                 "PRAGMA cell_size_check = ON;"
                                 "PRAGMA wal_autocheckpoint = 256;";
     char              path[DISK_PATH_BYTES];
-    int               rc, fd;
+    int               rc;
 
-    path_in(d, "catalog.db", path);
-    KVD_TRY(os_file_open(&fd, path, OS_OPEN_CREATE, err)); /* nobody else's to read */
-    os_file_close(fd);
+    KVD_TRY(cat_files(d, path, err));
     rc = sqlite3_open_v2(path, &d->cat->db,
-                         SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
+                         SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW, NULL);
     if (rc == SQLITE_OK)
         rc = sqlite3_exec(d->cat->db, setup, NULL, NULL, NULL);
     if (rc == SQLITE_ERROR) /* a header that SQLite does not take for a newer format's */
@@ -688,6 +716,35 @@ static kvd_status cat_meta(kv_disk *d, kvd_err *err)
                          : KVD_OK;
 }
 
+static void note_name(const kv_disk *d, const char *name, char out[96])
+{
+    int n = snprintf(out, 20, "%.15s:", name);
+
+    for (size_t i = 0; i < sizeof(d->model.byte); i++)
+        n += snprintf(out + n, 3, "%02x", d->model.byte[i]);
+}
+
+bool kv_disk_note_get(kv_disk *d, const char *name, double *v)
+{
+    char   full[96];
+    double x = 0.0;
+
+    note_name(d, name, full);
+    if (!meta_get(d, full, &x, sizeof(x)) || !(x > 0.0 && x < 1e18)) /* it may be no number */
+        return false;
+    *v = x;
+    return true;
+}
+
+bool kv_disk_note_put(kv_disk *d, const char *name, double v)
+{
+    char       full[96];
+    kvd_status st;
+
+    note_name(d, name, full);
+    return meta_set(d, full, &v, sizeof(v), &st, NULL);
+}
+
 static void count_row(kv_disk *d, sqlite3_stmt *s)
 {
     const uint64_t bytes = column_u64(s, 3);
@@ -748,7 +805,7 @@ kvd_status kv_disk_cat_open(kv_disk *d, kvd_err *err)
     int        fd;
 
     path_in(d, "damaged", path);
-    if (os_file_open(&fd, path, OS_OPEN_READ, NULL) == KVD_OK) {
+    if (os_file_open_in(&fd, d->dir_fd, path, OS_OPEN_READ, NULL) == KVD_OK) {
         os_file_close(fd);
         put_aside(d);
     }

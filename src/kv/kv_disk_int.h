@@ -252,6 +252,7 @@ kvd_status kv_disk_unit_verify(kv_disk *d, disk_unit *u, kvd_err *err);
 struct kv_disk {
     kv_disk_params p;   /* defaults filled in */
     char          *dir; /* owned; p.dir points to it */
+    int            dir_fd;
     char           mode[96];
     int            lock_fd;
     void          *sha; /* EVP_MD_CTX */

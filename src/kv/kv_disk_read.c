@@ -427,6 +427,15 @@ kvd_status kv_disk_unit_load(kv_disk *d, disk_unit *u, kvd_err *err)
     return st;
 }
 
+kvd_status kv_disk_prepare(kv_disk *d, kv_disk_unit unit, kvd_err *err)
+{
+    disk_unit *u = kv_disk_unit_of(d, unit);
+
+    if (!u)
+        return kvd_fail(err, KVD_E_INVAL, 0, "block store: no such unit");
+    return kv_disk_unit_load(d, u, err);
+}
+
 kvd_status kv_disk_unit_verify(kv_disk *d, disk_unit *u, kvd_err *err)
 {
     KVD_TRY(kv_disk_unit_load(d, u, err));

@@ -89,9 +89,9 @@ kvd_status kv_disk_file_use(kv_disk *d, uint32_t file, int *fd, kvd_err *err)
     if (f->fd < 0) {
         kv_disk_file_path(d, file, path);
         /* A file that units lie in is there, or they are lost. */
-        KVD_TRY(os_file_open(&f->fd, path,
-                             f->end ? flags & ~(uint32_t)(OS_OPEN_CREATE ^ OS_OPEN_WRITE) : flags,
-                             err));
+        KVD_TRY(os_file_open_in(
+            &f->fd, d->dir_fd, path,
+            f->end ? flags & ~(uint32_t)(OS_OPEN_CREATE ^ OS_OPEN_WRITE) : flags, err));
     }
     f->n_open++;
     *fd = f->fd;
@@ -121,7 +121,7 @@ static void file_drop(kv_disk *d, disk_file *f)
             s->free[n++] = s->free[i];
     s->n_free = n;
     kv_disk_file_path(d, f->id, path);
-    os_file_remove(path);
+    os_file_remove_in(d->dir_fd, path);
     memmove(f, f + 1, (size_t)(s->file + s->n_file - (f + 1)) * sizeof(*f));
     s->n_file--;
 }
@@ -234,7 +234,7 @@ static void remove_unknown(void *ctx, const char *name)
     if (strcmp(name, want) != 0 || file_of(&d->space, id))
         return;
     kv_disk_file_path(d, id, path);
-    os_file_remove(path);
+    os_file_remove_in(d->dir_fd, path);
 }
 
 /* What a killed process had reserved: holes in the file, and what lies behind its last unit. */
@@ -263,12 +263,12 @@ static bool lies_in(void *ctx, const disk_row *r)
     return !l->found;
 }
 
-/* The units of a file that somebody removed. */
+/* The units of a file that somebody removed, or put something else in place of. */
 static kvd_status forget_file(kv_disk *d, uint32_t file, kvd_err *err)
 {
     lost_file l = { .file = file };
 
-    kvd_log(KVD_LOG_WARN, "%s: data file %08" PRIx32 " is missing", d->dir, file);
+    kvd_log(KVD_LOG_WARN, "%s: data file %08" PRIx32 " is missing, or no file", d->dir, file);
     for (;;) {
         l.found = false;
         KVD_TRY(kv_disk_cat_oldest(d, false, lies_in, &l, err));
@@ -277,6 +277,11 @@ static kvd_status forget_file(kv_disk *d, uint32_t file, kvd_err *err)
         d->stats.n_evicted--;
         d->stats.n_quarantined++;
     }
+}
+
+static bool is_no_file(int sys)
+{
+    return sys == ENOENT || sys == ELOOP || sys == EINVAL || sys == EISDIR;
 }
 
 kvd_status kv_disk_space_tidy(kv_disk *d, kvd_err *err)
@@ -291,10 +296,10 @@ kvd_status kv_disk_space_tidy(kv_disk *d, kvd_err *err)
         int            fd;
 
         kv_disk_file_path(d, id, path);
-        if (os_file_open(&fd, path, OS_OPEN_WRITE, &why) == KVD_OK) {
+        if (os_file_open_in(&fd, d->dir_fd, path, OS_OPEN_WRITE, &why) == KVD_OK) {
             punch_unknown(s, &s->file[i], fd);
             os_file_close(fd);
-        } else if (why.sys == ENOENT) {
+        } else if (is_no_file(why.sys)) {
             KVD_TRY(forget_file(d, id, err));
         }
         i += i < s->n_file && s->file[i].id == id; /* a forgotten file has left the list */

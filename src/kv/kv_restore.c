@@ -4,11 +4,25 @@
  * Layer by layer: index and records of the blocks that are sealed at the prompt's final length, raw
  * rows of the rest.  What is restored is what the same tokens had when they were stored, so the
  * text goes on as if they had been evaluated here.  Any failure gives the sequence back empty: the
- * prompt is evaluated instead. Thread: the session's. */
+ * prompt is evaluated instead; so does a disk that is slower than that.  What evaluating a token
+ * takes is measured, and kept in the catalogue, so that it is known after a restart.
+ * Thread: the session's. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "kv/kv_cache.h"
+
+#define TRIAL_BYTES                                                                               \
+    (16u << 20)                 /* after so many, or their share of all, the disk's rate is known \
+                                 */
+#define TRIAL_SHARE 16u         /* of the time of evaluating, too: slowness is borne for so long */
+#define PIECE_MIN   (32u << 10) /* of a read till then */
+#define PIECE_MAX   (256u << 10)
+#define PIECE_SHARE 64u
+#define TRIAL_READS 3u    /* at least: the slowest is left out, since disks have their moments */
+#define SAVING_NS   2.5e8 /* that evaluating must save: less is not worth what it costs others */
+#define TRY_AGAIN   8u    /* of the prefixes that should be too slow one is tried */
+#define FIRST_READ  4u    /* blocks of the first read where there is little time */
 
 const kv_disk_span *kv_restore_span(const kv_restore *r, uint32_t b, uint32_t *in_unit)
 {
@@ -77,33 +91,191 @@ static uint64_t layer_at(const kv_restore *r, uint32_t b, uint32_t layer)
     return block == KV_NO_BLOCK ? kv_stage_block(r->s, b) : kv_layer_of(r->s, block, layer);
 }
 
-/* ---- reading ------------------------------------------------------------------------ */
+/* ---- load or evaluate ----------------------------------------------------------------- */
 
-static kvd_status read_records(kv_restore *r, uint32_t layer, kvd_err *err)
+void kv_evaluated(kv_store *s, uint32_t n_token, uint64_t ns)
 {
-    kv_store     *s    = r->s;
-    kv_disk_read *read = s->cache->read;
+    kv_cache    *c = s->cache;
+    const double x = (double)ns / n_token;
 
-    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
-        uint32_t n = 0;
+    if (c)
+        c->eval_ns = c->eval_ns > 0.0 ? c->eval_ns + 0.25 * (x - c->eval_ns) : x;
+}
 
-        for (uint32_t b = s->tier ? r->n_seal : 0; b < r->n_block; b++) {
-            const uint64_t      at = layer_at(r, b, layer) + h * s->layout.head_stride;
-            uint32_t            in_unit;
-            const kv_disk_span *sp = kv_restore_span(r, b, &in_unit);
+static double evaluating_ns(const kv_restore *r)
+{
+    return r->s->cache->eval_ns * (r->n_block * KV_BLOCK_TOKENS + r->n_tail);
+}
 
-            read[n++] = (kv_disk_read){ .unit  = sp->unit,
-                                        .what  = KV_DISK_RECORDS,
-                                        .lane  = layer * s->params.n_kv_head + h,
-                                        .first = in_unit * s->block_chunks,
-                                        .n     = s->block_chunks,
-                                        .dst   = (uint8_t *)s->pool.ptr +
-                                               kv_packed_at(s, at, s->block_chunks) };
-        }
-        if (n > 0)
-            KVD_TRY(kv_disk_read_now(s->cache->disk, read, n, err));
+static uint64_t token_bytes(const kv_store *s)
+{
+    return s->layout.record_bytes / s->params.chunk_tokens;
+}
+
+/* Of a block of a lane, as the disk reads it. */
+static uint64_t index_bytes(const kv_store *s)
+{
+    return kvd_align_up(s->index.head_stride, KV_DISK_PAGE_BYTES);
+}
+
+static uint64_t bytes_of(const kv_restore *r)
+{
+    const kv_store *s     = r->s;
+    const uint64_t  lanes = (uint64_t)s->params.n_layer * s->params.n_kv_head;
+    const uint64_t  n_raw = s->tier ? r->n_block - r->n_seal : r->n_block;
+
+    return lanes * (n_raw * s->block_chunks * s->packed_bytes + r->n_seal * index_bytes(s) +
+                    r->n_tail * token_bytes(s));
+}
+
+static kvd_status too_slow(kv_restore *r, double load_ns, kvd_err *err)
+{
+    r->slow = true;
+    return kvd_fail(err, KVD_E_BUSY, 0, "%u tokens take %.3g s to read and %.3g s to evaluate",
+                    r->n_block * KV_BLOCK_TOKENS + r->n_tail, load_ns * 1e-9,
+                    evaluating_ns(r) * 1e-9);
+}
+
+/* By what was seen before. */
+static kvd_status expect(kv_restore *r, kvd_err *err)
+{
+    kv_cache    *c    = r->s->cache;
+    const double load = c->load_rate > 0.0 ? (double)r->bytes / c->load_rate : 0.0;
+
+    if (c->eval_ns == 0.0 || load <= evaluating_ns(r) + SAVING_NS || ++c->n_skip % TRY_AGAIN == 0)
+        return KVD_OK;
+    return too_slow(r, load, err);
+}
+
+static uint64_t disk_bytes(const kv_restore *r)
+{
+    kv_disk_stats st;
+
+    kv_disk_stats_get(r->s->cache->disk, &st);
+    return st.read_bytes;
+}
+
+/* Bytes in a nanosecond, but for the slowest read; 0: not known. */
+static double rate_of(const kv_restore *r)
+{
+    if (r->n_read < TRIAL_READS)
+        return 0.0;
+    return (double)(r->disk - r->slow_bytes) / (double)(r->spent_ns - r->slow_ns + 1);
+}
+
+/* By what has been read so far: what is left must take less than evaluating all of it. */
+static kvd_status judge(kv_restore *r, kvd_err *err)
+{
+    const double eval = evaluating_ns(r), rate = rate_of(r);
+    const double spent = (double)(r->ready_ns + r->spent_ns);
+    const double left  = r->bytes > r->done ? (double)(r->bytes - r->done) : 0.0;
+    const double rest  = left / rate;
+
+    if (eval == 0.0 || rate == 0.0 || spent < eval / TRIAL_SHARE || rest <= eval + SAVING_NS)
+        return KVD_OK;
+    return too_slow(r, spent + rest, err);
+}
+
+static uint64_t read_bytes(const kv_restore *r, const kv_disk_read *read)
+{
+    const kv_store *s    = r->s;
+    const bool      tail = r->n_tail > 0 && read->unit == kv_restore_tail(r)->unit;
+
+    return read->n * (read->what == KV_DISK_AUX ? index_bytes(s)
+                      : tail                    ? token_bytes(s)
+                                                : s->packed_bytes);
+}
+
+static void count_read(kv_restore *r, uint64_t bytes, uint64_t on_disk, uint64_t ns)
+{
+    r->n_read++;
+    r->done += bytes;
+    r->disk += on_disk;
+    r->spent_ns += ns;
+    if (ns > r->slow_ns) {
+        r->slow_ns    = ns;
+        r->slow_bytes = on_disk;
+    }
+}
+
+static bool on_trial(const kv_restore *r)
+{
+    return r->s->cache->eval_ns > 0.0 &&
+           (r->n_read < TRIAL_READS || r->done < kvd_min_u64(r->bytes / TRIAL_SHARE, TRIAL_BYTES));
+}
+
+kvd_status kv_restore_read(kv_restore *r, const kv_disk_read *read, uint32_t n, kvd_err *err)
+{
+    const uint64_t piece = kvd_min_u64(kvd_max_u64(r->bytes / PIECE_SHARE, PIECE_MIN), PIECE_MAX);
+
+    for (uint32_t i = 0, k; i < n; i += k) {
+        const uint64_t t0 = kvd_now_ns(), at = disk_bytes(r);
+        uint64_t       bytes = 0;
+
+        for (k = 0; i + k < n && (!on_trial(r) || bytes < piece); k++)
+            bytes += read_bytes(r, &read[i + k]);
+        KVD_TRY(kv_disk_read_now(r->s->cache->disk, read + i, k, err));
+        count_read(r, bytes, disk_bytes(r) - at, kvd_now_ns() - t0);
+        KVD_TRY(judge(r, err));
     }
     return KVD_OK;
+}
+
+static void learn_rate(const kv_restore *r)
+{
+    kv_cache    *c    = r->s->cache;
+    const double rate = rate_of(r);
+
+    if (rate > 0.0 && (r->slow || r->done >= r->bytes)) /* a little says little */
+        c->load_rate = c->load_rate > 0.0 ? 0.5 * (c->load_rate + rate) : rate;
+}
+
+/* ---- reading ------------------------------------------------------------------------ */
+
+static bool is_due(const kv_restore *r)
+{
+    return r->ask.until_ns > 0 && kvd_now_ns() >= r->ask.until_ns;
+}
+
+/* Blocks of a lane that there is time for. */
+static uint32_t blocks_now(const kv_restore *r)
+{
+    const kv_store *s   = r->s;
+    const uint32_t  all = r->n_block - r->block;
+    const uint64_t  now = kvd_now_ns(), until = r->ask.until_ns;
+    double          n = FIRST_READ;
+
+    if (until == 0 || !s->sizes.resident)
+        return all;
+    if (rate_of(r) > 0.0)
+        n = rate_of(r) * (until > now ? (double)(until - now) : 0.0) /
+            (double)(s->block_chunks * s->packed_bytes);
+    return n >= all ? all : n < 1.0 ? 1 : (uint32_t)n;
+}
+
+/* A lane's records from r->block on, or as many as there is time for. */
+static kvd_status read_records(kv_restore *r, uint32_t layer, uint32_t h, kvd_err *err)
+{
+    kv_store      *s    = r->s;
+    kv_disk_read  *read = s->cache->read;
+    const uint32_t end  = r->block + blocks_now(r);
+    uint32_t       n    = 0;
+
+    for (uint32_t b = r->block; b < end; b++) {
+        const uint64_t      at = layer_at(r, b, layer) + h * s->layout.head_stride;
+        uint32_t            in_unit;
+        const kv_disk_span *sp = kv_restore_span(r, b, &in_unit);
+
+        read[n++] =
+            (kv_disk_read){ .unit  = sp->unit,
+                            .what  = KV_DISK_RECORDS,
+                            .lane  = layer * s->params.n_kv_head + h,
+                            .first = in_unit * s->block_chunks,
+                            .n     = s->block_chunks,
+                            .dst = (uint8_t *)s->pool.ptr + kv_packed_at(s, at, s->block_chunks) };
+    }
+    r->block = end;
+    return kv_restore_read(r, read, n, err);
 }
 
 static kvd_status read_index(kv_restore *r, uint32_t layer, kvd_err *err)
@@ -129,7 +301,7 @@ static kvd_status read_index(kv_restore *r, uint32_t layer, kvd_err *err)
                                        lane * s->index.head_stride };
         }
     }
-    return n == 0 ? KVD_OK : kv_disk_read_now(s->cache->disk, read, n, err);
+    return kv_restore_read(r, read, n, err);
 }
 
 static kvd_status read_tail(kv_restore *r, uint32_t layer, kvd_err *err)
@@ -144,7 +316,7 @@ static kvd_status read_tail(kv_restore *r, uint32_t layer, kvd_err *err)
                                     .n    = r->n_tail,
                                     .dst  = s->cache->gather };
 
-        KVD_TRY(kv_disk_read_now(s->cache->disk, &read, 1, err));
+        KVD_TRY(kv_restore_read(r, &read, 1, err));
         kv_cache_copy_tail(s, r->seq, lane, r->n_block * KV_BLOCK_TOKENS, r->n_tail,
                            s->cache->gather, false);
     }
@@ -203,18 +375,52 @@ static kvd_status settle(kv_restore *r, uint32_t layer, kvd_err *err)
     return kv_keep_sinks(s, r->st, r->seq, layer, kv_stage_block(s, 0), err);
 }
 
+/* A layer, or a part of a lane of it. */
+static kvd_status read_part(kv_restore *r, kvd_err *err)
+{
+    kv_store *s = r->s;
+
+    if (s->cache->ferry) {
+        KVD_TRY(kv_restore_up(r, r->layer++, err));
+        return KVD_OK;
+    }
+    if (!r->begun)
+        KVD_TRY(read_index(r, r->layer, err)); /* first: with it come the records' parameters */
+    if (!r->begun)
+        r->block = s->tier ? r->n_seal : 0;
+    r->begun = true;
+    KVD_TRY(read_records(r, r->layer, r->head, err));
+    if (r->block < r->n_block)
+        return KVD_OK;
+    r->block = s->tier ? r->n_seal : 0;
+    if (++r->head < s->params.n_kv_head)
+        return KVD_OK;
+    KVD_TRY(read_tail(r, r->layer, err));
+    KVD_TRY(settle(r, r->layer, err));
+    r->head  = 0;
+    r->begun = false;
+    r->layer++;
+    return KVD_OK;
+}
+
+/* Of a unit, one after the other. */
+static kvd_status prepare(kv_restore *r, kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+
+    KVD_TRY(kv_disk_prepare(r->s->cache->disk, r->match.span[r->n_ready++].unit, err));
+    r->ready_ns += kvd_now_ns() - t0; /* small reads say nothing of the disk's rate */
+    return KVD_OK;
+}
+
+/* At least a part, then until the time is over: between layers, and where all is resident between
+ * parts of them, since others use the stage meanwhile. */
 static kvd_status read_layers(kv_restore *r, kvd_err *err)
 {
-    for (uint32_t il = 0; il < r->s->params.n_layer; il++) {
-        if (r->s->cache->ferry) {
-            KVD_TRY(kv_restore_up(r, il, err));
-            continue;
-        }
-        KVD_TRY(read_index(r, il, err)); /* first: with it come the records' parameters */
-        KVD_TRY(read_records(r, il, err));
-        KVD_TRY(read_tail(r, il, err));
-        KVD_TRY(settle(r, il, err));
-    }
+    KVD_TRY(kv_ferry_drain(r->s, true, err)); /* others may have used its places */
+    do
+        KVD_TRY((r->n_ready < r->match.n_span ? prepare : read_part)(r, err));
+    while (r->layer < r->s->params.n_layer && (!is_due(r) || (r->begun && !r->s->sizes.resident)));
     return KVD_OK;
 }
 
@@ -235,36 +441,79 @@ static kvd_status name_blocks(kv_restore *r, kvd_err *err)
     return KVD_OK;
 }
 
-uint32_t kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_token,
-                        uint32_t final_len)
+static kvd_status begin(kv_restore *r, kvd_err *err)
 {
-    kv_restore r   = { .s = s, .st = st, .seq = seq };
-    kv_seq    *q   = &s->seq[seq];
-    kvd_err    err = { 0 };
-    kvd_status rc;
+    KVD_TRY(kv_cache_find(r->s, r->seq, r->ask.n_token, &r->match, err));
+    measure(r, r->ask.final_len);
+    if (r->n_block + r->n_tail == 0)
+        return KVD_OK;
+    r->bytes = bytes_of(r);
+    KVD_TRY(expect(r, err));
+    return take_blocks(r, err);
+}
 
-    kvd_assert(q->len == 0 && q->n_block == 0);
-    if (!s->cache || n_token == 0)
-        return 0;
-    rc = kv_cache_find(s, seq, n_token, &r.match, &err);
+static void end(kv_restore *r, kvd_status rc, kvd_err *err)
+{
+    kv_store *s = r->s;
+    kv_seq   *q = &s->seq[r->seq];
+
+    if (rc == KVD_OK && q->n_block > 0)
+        rc = name_blocks(r, err);
     if (rc == KVD_OK) {
-        measure(&r, final_len);
-        rc = r.n_block + r.n_tail == 0 ? KVD_OK : take_blocks(&r, &err);
-    }
-    if (rc == KVD_OK && q->n_block > 0)
-        rc = kv_ferry_drain(s, true, &err);
-    if (rc == KVD_OK && q->n_block > 0)
-        rc = read_layers(&r, &err);
-    if (rc == KVD_OK && q->n_block > 0)
-        rc = name_blocks(&r, &err);
-    if (rc == KVD_OK) {
-        q->len = r.n_block * KV_BLOCK_TOKENS + r.n_tail;
+        q->len = r->n_block * KV_BLOCK_TOKENS + r->n_tail;
         s->n_used += q->len;
         s->counts.n_restored += q->len;
     } else {
-        kvd_log(KVD_LOG_WARN, "prefix cache: %s; the prompt is evaluated instead", err.msg);
-        kv_seq_truncate(s, st, seq, 0);
+        kvd_log(r->slow ? KVD_LOG_INFO : KVD_LOG_WARN,
+                "prefix cache: %s; the prompt is evaluated instead", err->msg);
+        s->counts.n_slow += r->slow;
+        kv_seq_truncate(s, r->st, r->seq, 0);
     }
-    kv_disk_match_close(s->cache->disk, &r.match);
-    return q->len;
+    learn_rate(r);
+    kv_disk_match_close(s->cache->disk, &r->match);
+    r->s = NULL;
+}
+
+bool kv_restoring(const kv_store *s, uint32_t seq)
+{
+    return s->cache && s->cache->pending.s && s->cache->pending.seq == seq;
+}
+
+void kv_restore_stop(kv_store *s, kvd_stream *st, uint32_t seq)
+{
+    kv_restore *r;
+
+    if (!kv_restoring(s, seq))
+        return;
+    r = &s->cache->pending;
+    kv_seq_truncate(s, st, seq, 0);
+    kv_disk_match_close(s->cache->disk, &r->match);
+    r->s = NULL;
+}
+
+bool kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, const kv_restore_ask *ask)
+{
+    kv_restore  at_once = { 0 };
+    kv_restore *r;
+    kvd_err     err = { 0 };
+    kvd_status  rc  = KVD_OK;
+
+    if (!s->cache || ask->n_token == 0)
+        return true;
+    r = ask->until_ns || kv_restoring(s, seq) ? &s->cache->pending : &at_once;
+    if (r->s && r->seq != seq)
+        return false;
+    if (!r->s) {
+        kvd_assert(s->seq[seq].len == 0 && s->seq[seq].n_block == 0);
+        *r = (kv_restore){ .s = s, .st = st, .seq = seq, .ask = *ask };
+        rc = begin(r, &err);
+    }
+    r->ask.until_ns = ask->until_ns;
+    if (rc == KVD_OK && s->seq[seq].n_block > 0) {
+        rc = read_layers(r, &err);
+        if (rc == KVD_OK && r->layer < s->params.n_layer)
+            return false;
+    }
+    end(r, rc, &err);
+    return true;
 }

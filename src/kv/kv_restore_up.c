@@ -92,7 +92,7 @@ static kvd_status read_group(kv_restore *r, uint32_t layer, uint32_t first, uint
             };
         }
     }
-    return n == 0 ? KVD_OK : kv_disk_read_now(s->cache->disk, read, n, err);
+    return kv_restore_read(r, read, n, err);
 }
 
 /* What a place has of the host tier's records. */
@@ -204,7 +204,7 @@ static kvd_status restore_tail(kv_restore *r, uint32_t layer, kvd_err *err)
                                     .n    = r->n_tail,
                                     .dst  = s->cache->gather };
 
-        KVD_TRY(kv_disk_read_now(s->cache->disk, &read, 1, err));
+        KVD_TRY(kv_restore_read(r, &read, 1, err));
         for (uint32_t i = 0; i < n; i++)
             kv_cache_copy_rows(s, slot_at(s, i, false) + h * s->layout.head_stride, i, r->n_tail,
                                s->cache->gather, false);

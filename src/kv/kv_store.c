@@ -475,7 +475,8 @@ static void check_sealed(const kv_store *s)
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         const kv_seq *q = &s->seq[i];
 
-        kvd_assert(q->n_sealed % KV_BLOCK_TOKENS == 0 && q->n_sealed <= q->len);
+        kvd_assert(q->n_sealed % KV_BLOCK_TOKENS == 0);
+        kvd_assert(q->n_sealed <= q->len || kv_restoring(s, i));
         for (uint32_t b = 0; b < q->n_block; b++)
             kvd_assert((q->block[b] == KV_NO_BLOCK) ==
                        (!s->sizes.resident && b < q->n_sealed / KV_BLOCK_TOKENS));

@@ -27,6 +27,7 @@ uint64_t os_map_resident(const os_map *m);  /* bytes in page cache now */
 
 /* ---- files that are written, directories ------------------------------------------ */
 
+#define OS_PATH_BYTES 4096  /* of a path, as the system has it */
 #define OS_PAGE_BYTES 4096u /* alignment of buffers, offsets and lengths of direct I/O */
 
 typedef enum os_open {
@@ -49,14 +50,25 @@ kvd_status os_file_rename(const char *from, const char *to, kvd_err *err);
 kvd_status os_file_replace(const char *path, const void *data, size_t bytes, kvd_err *err);
 
 kvd_status os_dir_make(const char *path, kvd_err *err); /* with its parents, mode 0700 */
+/* Makes it if it is not there, and opens it.  KVD_E_INVAL: it is another user's, or others may
+ * write to it. */
+kvd_status os_dir_open(int *fd, const char *path, kvd_err *err);
+/* Its name without symbolic links; KVD_E_IO: the path has come to mean another directory. */
+kvd_status os_dir_real(int fd, const char *path, char out[OS_PATH_BYTES], kvd_err *err);
+/* Of files in an opened directory; of `path` only the last part counts, the rest is for messages.
+ * Opens nothing but a regular file of our own, which becomes mode 0600: a symbolic link is ELOOP.
+ */
+kvd_status os_file_open_in(int *fd, int dir, const char *path, uint32_t flags, kvd_err *err);
+void       os_file_remove_in(int dir, const char *path);
+kvd_status os_file_rename_in(int dir, const char *from, const char *to, kvd_err *err);
 kvd_status os_dir_sync(const char *path, kvd_err *err); /* makes new names durable */
 uint64_t   os_dir_free(const char *path); /* bytes a user may write; UINT64_MAX: unknown */
-/* Calls fn with the name of each regular file. */
+/* Calls fn with the name of whatever is in it, but for directories. */
 kvd_status os_dir_list(const char *path, void (*fn)(void *ctx, const char *name), void *ctx,
                        kvd_err *err);
 /* Exclusive among processes, until the file is closed or the process ends.  KVD_E_BUSY names the
  * process that holds it. */
-kvd_status os_lock_open(int *fd, const char *path, kvd_err *err);
+kvd_status os_lock_open(int *fd, int dir, const char *path, kvd_err *err);
 bool       os_random(void *p, size_t bytes); /* from the system, for keys */
 
 /* ---- asynchronous I/O ------------------------------------------------------------- */

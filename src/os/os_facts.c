@@ -61,7 +61,7 @@ bool os_direct_io(const char *dir)
     if (fd < 0)
         return false;
     close(fd);
-    fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+    fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC | O_NOFOLLOW);
     unlink(path);
     if (fd < 0)
         return false;

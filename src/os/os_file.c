@@ -16,14 +16,15 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#define PATH_BYTES 4096
+#define PATH_BYTES OS_PATH_BYTES
+#define ALL_MODES  07777u
 
 static kvd_status fail_errno(kvd_err *err, const char *what, const char *path)
 {
     return kvd_fail(err, KVD_E_IO, errno, "%s: %s", path, what);
 }
 
-kvd_status os_file_open(int *fd, const char *path, uint32_t flags, kvd_err *err)
+static int open_mode(uint32_t flags)
 {
     int mode = flags & OS_OPEN_WRITE ? O_RDWR : O_RDONLY;
 
@@ -31,8 +32,57 @@ kvd_status os_file_open(int *fd, const char *path, uint32_t flags, kvd_err *err)
         mode |= O_CREAT;
     if (flags & OS_OPEN_DIRECT)
         mode |= O_DIRECT;
-    *fd = open(path, mode | O_CLOEXEC, 0600);
+    return mode | O_CLOEXEC;
+}
+
+kvd_status os_file_open(int *fd, const char *path, uint32_t flags, kvd_err *err)
+{
+    *fd = open(path, open_mode(flags), 0600);
     return *fd < 0 ? fail_errno(err, "cannot be opened", path) : KVD_OK;
+}
+
+static const char *name_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return slash ? slash + 1 : path;
+}
+
+/* What was opened by its name is what it should be: a file of ours, and ours alone. */
+static kvd_status check_file(int fd, const char *path, kvd_err *err)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) != 0)
+        return fail_errno(err, "cannot be looked at", path);
+    if (!S_ISREG(st.st_mode))
+        return kvd_fail(err, KVD_E_IO, EINVAL, "%s: is no regular file, and refused", path);
+    if (st.st_uid != geteuid())
+        return kvd_fail(err, KVD_E_IO, EPERM, "%s: belongs to another user, and is refused", path);
+    if ((st.st_mode & ALL_MODES) != 0600 && fchmod(fd, 0600) != 0)
+        return fail_errno(err, "cannot be kept from others", path);
+    if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) != 0) /* io_uring would not wait */
+        return fail_errno(err, "cannot be set up", path);
+    return KVD_OK;
+}
+
+kvd_status os_file_open_in(int *fd, int dir, const char *path, uint32_t flags, kvd_err *err)
+{
+    const int mode =
+        open_mode(flags) | O_NOFOLLOW | O_NONBLOCK; /* of a pipe nothing is waited for */
+    kvd_status st;
+
+    *fd = openat(dir, name_of(path), mode, 0600);
+    if (*fd < 0 && errno == ELOOP)
+        return kvd_fail(err, KVD_E_IO, ELOOP, "%s: is a symbolic link, and refused", path);
+    if (*fd < 0)
+        return fail_errno(err, "cannot be opened", path);
+    st = check_file(*fd, path, err);
+    if (st == KVD_OK)
+        return KVD_OK;
+    os_file_close(*fd);
+    *fd = -1;
+    return st;
 }
 
 void os_file_close(int fd)
@@ -72,6 +122,18 @@ void os_file_punch(int fd, uint64_t off, uint64_t bytes)
 void os_file_remove(const char *path)
 {
     (void)unlink(path);
+}
+
+void os_file_remove_in(int dir, const char *path)
+{
+    (void)unlinkat(dir, name_of(path), 0);
+}
+
+kvd_status os_file_rename_in(int dir, const char *from, const char *to, kvd_err *err)
+{
+    return renameat(dir, name_of(from), dir, name_of(to)) != 0
+               ? fail_errno(err, "cannot be renamed", from)
+               : KVD_OK;
 }
 
 kvd_status os_file_rename(const char *from, const char *to, kvd_err *err)
@@ -119,6 +181,14 @@ kvd_status os_file_replace(const char *path, const void *data, size_t bytes, kvd
     return os_dir_sync(dir, err);
 }
 
+/* false: errno says why; what is there already is left as it is. */
+static bool make_one(const char *path)
+{
+    if (mkdir(path, 0700) != 0)
+        return errno == EEXIST;
+    return chmod(path, 0700) == 0; /* a umask may have taken bits of it */
+}
+
 kvd_status os_dir_make(const char *path, kvd_err *err)
 {
     char part[PATH_BYTES];
@@ -129,12 +199,60 @@ kvd_status os_dir_make(const char *path, kvd_err *err)
         if (*p != '/' || p == part)
             continue;
         *p = 0;
-        if (mkdir(part, 0700) != 0 && errno != EEXIST)
+        if (!make_one(part))
             return fail_errno(err, "directory cannot be made", part);
         *p = '/';
     }
-    if (mkdir(part, 0700) != 0 && errno != EEXIST)
+    if (!make_one(part))
         return fail_errno(err, "directory cannot be made", part);
+    return KVD_OK;
+}
+
+static kvd_status check_dir(int fd, const char *path, kvd_err *err)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) != 0)
+        return fail_errno(err, "cannot be looked at", path);
+    if (st.st_uid != geteuid())
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s: belongs to user %u, this process runs as user %u: what others may "
+                        "change is not used",
+                        path, (unsigned)st.st_uid, (unsigned)geteuid());
+    if (st.st_mode & (S_IWGRP | S_IWOTH))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s: others may write to it (mode %04o): what others may change is not "
+                        "used; chmod go-w makes it yours alone",
+                        path, (unsigned)(st.st_mode & ALL_MODES));
+    return KVD_OK;
+}
+
+kvd_status os_dir_open(int *fd, const char *path, kvd_err *err)
+{
+    kvd_status st = os_dir_make(path, err);
+
+    *fd = -1;
+    if (st != KVD_OK)
+        return st;
+    *fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*fd < 0)
+        return fail_errno(err, "cannot be opened", path);
+    st = check_dir(*fd, path, err);
+    if (st != KVD_OK) {
+        os_file_close(*fd);
+        *fd = -1;
+    }
+    return st;
+}
+
+kvd_status os_dir_real(int fd, const char *path, char out[OS_PATH_BYTES], kvd_err *err)
+{
+    struct stat a, b;
+
+    if (!realpath(path, out))
+        return fail_errno(err, "cannot be resolved", path);
+    if (stat(out, &a) != 0 || fstat(fd, &b) != 0 || a.st_dev != b.st_dev || a.st_ino != b.st_ino)
+        return kvd_fail(err, KVD_E_IO, 0, "%s: is another directory now", path);
     return KVD_OK;
 }
 
@@ -169,19 +287,19 @@ kvd_status os_dir_list(const char *path, void (*fn)(void *ctx, const char *name)
     while ((e = readdir(dir)) != NULL) {
         struct stat st;
 
-        if (fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
+        if (fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(st.st_mode))
             fn(ctx, e->d_name);
     }
     closedir(dir);
     return KVD_OK;
 }
 
-kvd_status os_lock_open(int *fd, const char *path, kvd_err *err)
+kvd_status os_lock_open(int *fd, int dir, const char *path, kvd_err *err)
 {
     char    pid[32] = "";
     ssize_t n;
 
-    KVD_TRY(os_file_open(fd, path, OS_OPEN_CREATE, err));
+    KVD_TRY(os_file_open_in(fd, dir, path, OS_OPEN_CREATE, err));
     if (flock(*fd, LOCK_EX | LOCK_NB) == 0) {
         const int len = snprintf(pid, sizeof(pid), "%ld\n", (long)getpid());
 

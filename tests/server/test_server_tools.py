@@ -196,6 +196,10 @@ def test_refuses():
         c = s.post(CHAT, {"messages": HELLO, "tools": [f(parameters={"not": {}})], "max_tokens": 90,
                           "tool_choice": "required", "logit_bias": DENSE})["choices"][0]
         assert c["message"]["tool_calls"][0]["function"]["name"] == "f", c
+        for _ in range(2):  # which the log says once for each such schema
+            s.post(CHAT, {"messages": HELLO, "tools": [f(parameters={"not": {}})], "max_tokens": 1})
+        told = [line for line in s.lines if "its arguments are any object" in line]
+        assert len(told) == 1 and "f: not" in told[0], told
         # json with tools that may not be called
         s.post(CHAT, {"messages": HELLO, "tools": TOOLS, "tool_choice": "none", "max_tokens": 3,
                       "response_format": {"type": "json_object"}})

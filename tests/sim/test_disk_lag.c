@@ -250,7 +250,8 @@ static void op_restore(world *w, uint32_t q)
 
     kv_seq_truncate(w->s, w->st, q, 0);
     if (len > 1)
-        (void)kv_seq_restore(w->s, w->st, q, len - 1, len);
+        (void)kv_seq_restore(w->s, w->st, q,
+                             &(kv_restore_ask){ .n_token = len - 1, .final_len = len });
     admit(w, q);
 }
 

@@ -305,7 +305,7 @@ static void files(void **state)
 {
     char     path[512], other[1024], text[8];
     uint64_t bytes;
-    int      fd, fd2;
+    int      fd, fd2, dir;
     kvd_err  err;
 
     (void)state;
@@ -342,12 +342,14 @@ static void files(void **state)
     }
 
     path_of(path, "lock");
-    assert_int_equal(os_lock_open(&fd, path, &err), KVD_OK);
-    assert_int_equal(os_lock_open(&fd2, path, &err), KVD_E_BUSY);
+    assert_int_equal(os_dir_open(&dir, dir_, &err), KVD_OK);
+    assert_int_equal(os_lock_open(&fd, dir, path, &err), KVD_OK);
+    assert_int_equal(os_lock_open(&fd2, dir, path, &err), KVD_E_BUSY);
     assert_non_null(strstr(err.msg, "in use by another process"));
     os_file_close(fd);
-    assert_int_equal(os_lock_open(&fd, path, &err), KVD_OK);
+    assert_int_equal(os_lock_open(&fd, dir, path, &err), KVD_OK);
     os_file_close(fd);
+    os_file_close(dir);
 
     uint8_t key[2][16] = { { 0 } };
 

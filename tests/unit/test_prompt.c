@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "engine/engine.h"
 #include "support/disk_model.h"
 #include "support/tiny.h"
 
@@ -228,11 +229,108 @@ static void cache_by_salt(void **state)
     dm_dir_remove(dir);
 }
 
+/* As little as can be of sequence 1's prefix. */
+static kvd_status begin_some(kvd_session *s, const int32_t *token, uint32_t n, kvd_err *err)
+{
+    kvd_prompt p = KVD_PROMPT_INIT;
+
+    p.token    = token;
+    p.n_token  = n;
+    p.slice_ns = 1;
+    return kvd_prompt_begin(s, 1, &p, err);
+}
+
+/* The prefix of sequence 1 in parts, beside steps of sequence 0; how many. */
+static uint32_t read_in_parts(kvd_session *s, const int32_t *token, uint32_t n)
+{
+    kvd_err    err = { 0 };
+    uint32_t   i   = 0;
+    kvd_status st;
+
+    while ((st = begin_some(s, token, n, &err)) == KVD_E_BUSY) {
+        kvd_prompt other = KVD_PROMPT_INIT;
+
+        assert_int_equal(kvd_seq_len(s, 1), 0);
+        piece(s, NULL, 0, true, i++);
+        kv_check(s->kv);
+        other.token    = token;
+        other.n_token  = n;
+        other.slice_ns = 1;
+        assert_int_equal(kvd_prompt_begin(s, 2, &other, &err), KVD_E_BUSY); /* not its turn */
+        assert_int_equal(kvd_seq_truncate(s, 2, 0, NULL), KVD_OK);
+    }
+    if (st != KVD_OK)
+        fail_msg("%s", err.msg);
+    return i;
+}
+
+static void begun_prompt_takes_nothing_else(kvd_session *s, const int32_t *token, uint32_t n)
+{
+    const uint32_t seq = 1;
+    kvd_batch      b   = KVD_BATCH_INIT;
+    kvd_err        err = { 0 };
+
+    assert_int_equal(begin_some(s, token, n, &err), KVD_E_BUSY);
+    b.token   = token;
+    b.seq     = &seq;
+    b.n_token = 1;
+    assert_int_equal(kvd_eval(s, &b, &err), KVD_E_BUSY);
+    assert_int_equal(kvd_seq_truncate(s, 1, 0, NULL), KVD_OK); /* given up */
+    kv_check(s->kv);
+    assert_int_equal(begin_some(s, token, n, &err), KVD_E_BUSY);
+    assert_int_equal(begin_some(s, token + 1, n - 1, &err), KVD_OK); /* another: nothing is known */
+    assert_int_equal(kvd_seq_len(s, 1), 0);
+    assert_int_equal(kvd_seq_truncate(s, 1, 0, NULL), KVD_OK);
+    assert_int_equal(begin_some(s, token, n, &err), KVD_E_BUSY);
+    if (kvd_prefill(s, 1, token, n, NULL, NULL, &err) != KVD_OK) /* at once after all */
+        fail_msg("%s", err.msg);
+    assert_int_equal(kvd_seq_truncate(s, 1, 0, NULL), KVD_OK);
+    kv_check(s->kv);
+}
+
+/* What is known comes back in parts, while another sequence goes on: the same bits, wherever K and
+ * V lie. */
+static void known_in_parts(void **state)
+{
+    char    dir[256];
+    int32_t token[N_PROMPT], other[N_OTHER];
+
+    (void)state;
+    fill(token, 1, N_PROMPT);
+    fill(other, 5, N_OTHER);
+    for (uint32_t i = 0; i < 5; i++) {
+        const tiny_options plain = { .n_seq = 3,
+                                     .tiers = i % 2,
+                                     .mode  = i / 2 ? KVD_ATTENTION_SPARSE : KVD_ATTENTION_DENSE };
+        tiny_options       o     = plain;
+        const uint64_t     h     = whole(&plain, token, N_PROMPT);
+        kvd_err            err   = { 0 };
+        kvd_session       *s;
+
+        dm_dir_make(dir);
+        o.dir = dir;
+        assert_int_equal(whole(&o, token, N_PROMPT), h); /* and it is stored */
+        s = open_with(&o);
+        if (kvd_prefill(s, 0, other, N_OTHER, NULL, NULL, &err) != KVD_OK)
+            fail_msg("%s", err.msg);
+        begun_prompt_takes_nothing_else(s, token, N_PROMPT);
+        assert_true(read_in_parts(s, token, N_PROMPT) > 0);
+        assert_int_equal(kvd_seq_len(s, 1), N_PROMPT - 1);
+        feed(s, token, N_PROMPT);
+        assert_int_equal(steps(s, 1), h);
+        assert_int_equal(kvd_seq_truncate(s, 1, 0, NULL), KVD_OK);
+        assert_int_equal(begin_some(s, token, N_PROMPT, &err), KVD_E_BUSY);
+        kvd_session_close(s); /* in the midst of it */
+        dm_dir_remove(dir);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits_in_pieces),
                                         cmocka_unit_test(ends_where_it_was_said),
-                                        cmocka_unit_test(cache_by_salt) };
+                                        cmocka_unit_test(cache_by_salt),
+                                        cmocka_unit_test(known_in_parts) };
     const uint64_t seed = argc > 2 && strcmp(argv[1], "--seed") == 0 ? strtoull(argv[2], NULL, 10)
                                                                      : kvd_now_ns() % 100000;
     int            failed;
