@@ -169,6 +169,8 @@ struct kv_store {
     void     *tap_ctx;
     kv_counts counts;
     uint64_t *lane_select, *lane_hit; /* [n_layer][n_kv_head] */
+    double   *lane_mass;              /* likewise: sums, of lane_n_mass steps */
+    uint64_t *lane_n_mass;
 };
 
 static inline uint64_t kv_lane(const kv_store *s, uint32_t seq, uint32_t layer)

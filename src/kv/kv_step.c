@@ -288,6 +288,8 @@ void kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
     c->n_mass++;
     s->seq[seq].mass += (double)chosen->mass;
     s->seq[seq].n_mass++;
+    s->lane_mass[in_layer] += (double)chosen->mass;
+    s->lane_n_mass[in_layer]++;
     if (kv_refills(&s->seq[seq])) {
         c->n_refill += r->n_miss;
         return;
