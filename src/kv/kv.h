@@ -348,7 +348,8 @@ void kv_used_bytes(const kv_store *s, kv_used *out);
 
 /* Which tier a sequence's tokens lie in, as means over lanes, rounded so that the three make its
  * length: on the device as they are, in host records, on disk alone.  window: of sealed tokens,
- * those for which its windows have a place on the device, too.  Costs a visit of each lane. */
+ * those for which its windows have a place on the device, too.  With a disk tier it visits each
+ * lane. */
 typedef struct kv_where {
     uint32_t device, host, disk, window;
 } kv_where;

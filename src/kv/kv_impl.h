@@ -39,6 +39,7 @@ typedef struct kv_seq {
     uint32_t  step;     /* sparse steps since the last refill began; 0: the next one refills */
     double    mass;     /* of sparse steps' lanes, n_mass of them, since they were last taken */
     uint64_t  n_mass;
+    uint64_t  n_slot; /* slots in use over all lanes: the sum of their cap */
 } kv_seq;
 
 #define KV_PACK_BLOCKS 2u /* that are packed before they are copied: 1 MiB at 8 heads of 128 */

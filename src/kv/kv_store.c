@@ -442,22 +442,15 @@ double kv_lane_mass(const kv_store *s, uint32_t layer, uint32_t kv_head)
     return s->lane_n_mass[i] ? s->lane_mass[i] / (double)s->lane_n_mass[i] : 0.0;
 }
 
-/* Whether the sequence's windows hold anything. */
-static bool has_window(const kv_seq *q)
-{
-    return q->budget > 0 && q->step > 0;
-}
-
 /* Slots that a sequence's windows have in use, over all lanes. */
 static uint64_t slots_in_use(const kv_store *s, uint32_t seq)
 {
     const uint64_t lanes = (uint64_t)s->params.n_layer * s->params.n_kv_head;
-    const uint32_t most  = s->seq[seq].n_sealed / s->params.chunk_tokens;
-    uint64_t       n     = 0;
+    const kv_seq  *q     = &s->seq[seq];
 
-    for (uint64_t i = 0; has_window(&s->seq[seq]) && i < lanes; i++)
-        n += kvd_min_u64(s->cap[kv_lane(s, seq, 0) + i], most);
-    return n;
+    if (q->budget == 0 || q->step == 0)
+        return 0;
+    return kvd_min_u64(q->n_slot, lanes * (q->n_sealed / s->params.chunk_tokens));
 }
 
 void kv_used_bytes(const kv_store *s, kv_used *out)
@@ -562,8 +555,12 @@ static void check_use(const kv_store *s)
     kvd_assert(u.device_bytes <= s->sizes.device_bytes);
     kvd_assert(u.host_bytes <= s->sizes.host_bytes - s->sizes.bytes[KV_BUF_TABLE]);
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
+        uint64_t n_slot = 0;
         kv_where w;
 
+        for (uint32_t l = 0; l < s->params.n_layer * s->params.n_kv_head; l++)
+            n_slot += s->cap[kv_lane(s, i, 0) + l];
+        kvd_assert(n_slot == s->seq[i].n_slot);
         kv_seq_where(s, i, &w);
         kvd_assert(w.host + w.disk <= s->seq[i].n_sealed && w.window <= s->seq[i].n_sealed);
         kvd_assert(w.device + w.host + w.disk == s->seq[i].len);
