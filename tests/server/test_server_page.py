@@ -344,10 +344,12 @@ def test_narrow_dark_and_still():
         for dark in (False, True):
             p = open_page(s, width=320, height=640, dark=dark, still=True)
             p.wait("!document.getElementById('heat-shown').hidden")
-            say(p, "an-unbroken-word-that-is-wider-than-the-screen-" * 3)
+            say(p, "wide" * 40)
             wait_text(p, "#state", "running")
             assert p.run("document.getAnimations().length") == 0
             assert p.run("document.documentElement.scrollWidth") == 320
+            assert p.run("(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)"
+                         "(document.getElementById('log'))")
             p.run("document.querySelector('#heat-table').closest('details').open = true")
             assert p.run("""[...document.querySelectorAll('button, textarea, canvas, .tier')]
                 .every((e) => e.getBoundingClientRect().right <= 320)""")
