@@ -190,6 +190,10 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, attend_ns);
     PUT(o, st, seal_ns);
     PUT(o, st, zone_ns);
+    PUT(o, st, qkv_ns);
+    PUT(o, st, dense_ns);
+    PUT(o, st, ffn_ns);
+    PUT(o, st, logits_ns);
     PUT(o, st, micro_batch);
     PUT(o, st, n_micro);
     put_trials(o, st);
@@ -208,6 +212,14 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, device_used_bytes);
     PUT(o, st, device_held_bytes);
     PUT(o, st, pinned_bytes);
+    PUT(o, st, n_disk_failed);
+    PUT(o, st, n_disk_timeout);
+    PUT(o, st, n_disk_corrupt);
+    PUT(o, st, n_disk_again);
+    PUT(o, st, kv_device_used_bytes);
+    PUT(o, st, kv_host_used_bytes);
+    PUT(o, st, kv_disk_used_bytes);
+    PUT(o, st, kv_disk_limit_bytes);
     json_object_set_new(o, "mass", json_real(st->mass));
     json_object_set_new(o, "zone_share", json_real(st->zone_share));
     json_object_set_new(o, "hit_rate", json_real(ratio(st->n_hit, st->n_selected)));

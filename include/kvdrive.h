@@ -551,6 +551,15 @@ typedef struct kvd_stats {
     uint32_t micro_batch;
     uint32_t n_micro, micro_rows[16];
     double   micro_ms[16];
+    /* Bytes in use now: of kvd_plan's kv_device_bytes and kv_host_bytes what tokens hold and what
+     * steps work in; what the prefix cache has on disk, and what it may have (0: no limit) */
+    uint64_t kv_device_used_bytes, kv_host_used_bytes, kv_disk_used_bytes, kv_disk_limit_bytes;
+    /* Time of evaluations, as the thread that evaluates spends it: on the device these stages take
+     * other time, and where it runs a recorded step none is counted.  dense_ns: exact attention */
+    uint64_t qkv_ns, dense_ns, ffn_ns, logits_ns;
+    /* Batches of reads from disk that failed; of them out of time, and with damaged bytes; tokens
+     * that were evaluated again for it */
+    uint64_t n_disk_failed, n_disk_timeout, n_disk_corrupt, n_disk_again;
     uint64_t n_slow_prefix; /* known prefixes that were evaluated: reading them takes longer */
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
@@ -564,6 +573,18 @@ KVD_API KVD_MUST_USE kvd_status kvd_session_clear_cache(kvd_session *s, char **j
 /* n_selected and n_hit of one layer and KV head; false: there is none. */
 KVD_API bool kvd_session_get_lane(const kvd_session *s, uint32_t layer, uint32_t kv_head,
                                   uint64_t *n_selected, uint64_t *n_hit);
+/* kvd_stats.mass of one layer and KV head; 0: there is none, or no sparse step has been. */
+KVD_API double kvd_session_get_lane_mass(const kvd_session *s, uint32_t layer, uint32_t kv_head);
+
+/* Where the K and V of a sequence's tokens lie: each in the first tier that has all of it, as means
+ * over layers and KV heads, which make kvd_seq_len() together.  Sealed tokens that a window has a
+ * place for on the device are counted by window_tokens as well. */
+typedef struct kvd_placement {
+    size_t   struct_size;
+    uint32_t device_tokens, host_tokens, disk_tokens, window_tokens;
+} kvd_placement;
+/* false: there is no such sequence.  Takes some microseconds; the session's thread. */
+KVD_API bool kvd_seq_placement(const kvd_session *s, uint32_t seq, kvd_placement *out);
 
 /* ---- prefix cache ---------------------------------------------------------------- */
 

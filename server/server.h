@@ -29,6 +29,7 @@ typedef struct server_params {
     double   stall_s; /* a step that takes longer has failed */
     double   grace_s; /* that requests have when the server is told to stop */
     bool     log_json;
+    bool     disk; /* the session has a prefix cache */
 } server_params;
 
 /* Serves until SIGTERM or SIGINT, then stops taking requests, lets those under way finish or

@@ -12,8 +12,10 @@
 
 static kvd_status alloc_tables(srv_engine *e, kvd_err *err)
 {
-    const srv_engine_params *p = &e->p;
+    const srv_engine_params *p    = &e->p;
+    kvd_model_info           info = { .struct_size = sizeof(info) };
 
+    kvd_model_get_info(p->model, &info);
     e->slot      = kvd_calloc(p->n_seq, sizeof(*e->slot));
     e->tokens    = kvd_calloc((size_t)p->n_seq * p->n_ctx, sizeof(*e->tokens));
     e->row_token = kvd_calloc(p->n_batch, sizeof(*e->row_token));
@@ -21,21 +23,26 @@ static kvd_status alloc_tables(srv_engine *e, kvd_err *err)
     e->row_want  = kvd_calloc(p->n_batch, sizeof(*e->row_want));
     e->slot_rows = kvd_calloc(p->n_seq, sizeof(*e->slot_rows));
     e->view.slot = kvd_calloc(p->n_seq, sizeof(*e->view.slot));
+    e->map       = srv_map_new(info.n_layer, info.n_kv_head, p->n_seq);
     if (!e->slot || !e->tokens || !e->row_token || !e->row_seq || !e->row_want || !e->slot_rows ||
-        !e->view.slot)
+        !e->view.slot || !e->map)
         return kvd_fail(err, KVD_E_NOMEM, 0, "server: no memory for its slots");
     for (uint32_t i = 0; i < p->n_seq; i++)
         e->slot[i].token = e->tokens + (size_t)i * p->n_ctx;
     return KVD_OK;
 }
 
-static void take_view(srv_engine *e)
+/* rests: nothing more comes of it soon. */
+static void take_view(srv_engine *e, bool rests)
 {
-    srv_view *v = &e->view;
+    srv_view       *v      = &e->view;
+    const kvd_stats before = v->stats;
 
     v->counts            = e->counts;
     v->stats.struct_size = sizeof(v->stats);
     kvd_session_get_stats(e->p.session, &v->stats);
+    srv_map_add(e->map, &e->ended, &before, &v->stats);
+    srv_map_take(e->map, e->p.session, rests);
     v->n_running = 0;
     for (uint32_t i = 0; i < e->p.n_seq; i++) {
         const srv_slot *s = &e->slot[i];
@@ -111,7 +118,7 @@ static bool take_inbox(srv_engine *e)
     e->nudged   = false;
     clear_asked = e->clear_asked;
     stop        = e->stop;
-    take_view(e);
+    take_view(e, false);
     pthread_mutex_unlock(&e->lock);
 
     for (uint32_t i = 0; i < n; i++) {
@@ -145,7 +152,7 @@ static void rest(srv_engine *e)
     bool                  flush;
 
     pthread_mutex_lock(&e->lock);
-    take_view(e);
+    take_view(e, true);
     while (!e->nudged && rc != ETIMEDOUT)
         rc = e->stale ? pthread_cond_timedwait(&e->wake, &e->lock, &until)
                       : pthread_cond_wait(&e->wake, &e->lock);
@@ -201,7 +208,7 @@ kvd_status srv_engine_open(srv_engine **out, const srv_engine_params *p, kvd_err
     pthread_condattr_destroy(&attr);
     st = alloc_tables(e, err);
     if (st == KVD_OK) {
-        take_view(e);
+        take_view(e, true);
         rc = pthread_create(&e->thread, NULL, run, e);
         if (rc)
             st = kvd_fail(err, KVD_E_NOMEM, 0, "server: no thread: %s", strerror(rc));
@@ -233,6 +240,7 @@ void srv_engine_close(srv_engine *e)
     kvd_free(e->row_want);
     kvd_free(e->slot_rows);
     kvd_free(e->view.slot);
+    srv_map_free(e->map);
     kvd_free(e);
 }
 
@@ -308,5 +316,12 @@ void srv_engine_look(srv_engine *e, srv_view *out, srv_slot_view *slot)
     out->n_waiting = e->n_waiting;
     memcpy(out->counts.n_rejected, e->counts.n_rejected, sizeof(e->counts.n_rejected));
     memcpy(slot, e->view.slot, e->p.n_seq * sizeof(*slot));
+    pthread_mutex_unlock(&e->lock);
+}
+
+void srv_engine_look_map(srv_engine *e, srv_map *out)
+{
+    pthread_mutex_lock(&e->lock);
+    srv_map_copy(out, e->map);
     pthread_mutex_unlock(&e->lock);
 }

@@ -114,6 +114,53 @@ uint64_t srv_pace_slice(const srv_pace *p, uint32_t n_row);
  * that come meanwhile wait for them. */
 uint32_t srv_pace_part(const srv_pace *p, uint32_t least);
 
+/* ---- the map (srv_map.c) -------------------------------------------------------------- */
+
+#define SRV_MAP_STEPS 64u        /* the last so many */
+#define SRV_MAP_NS    100000000u /* between two looks at sequences, layers and heads */
+
+typedef enum srv_map_part { /* what a step's time goes to */
+                            SRV_PART_QKV,
+                            SRV_PART_SELECT,
+                            SRV_PART_FETCH,
+                            SRV_PART_ATTEND,
+                            SRV_PART_FFN,
+                            SRV_PART_LOGITS,
+                            SRV_PART_SEAL,
+                            SRV_PART_REST, /* sampling, telling; what a device does by itself */
+                            SRV_N_PART
+} srv_map_part;
+extern const char *const srv_part_name[SRV_N_PART];
+
+typedef struct srv_map_step {
+    uint64_t number;             /* of all steps, from 1 */
+    uint32_t n_answer, n_prompt; /* tokens */
+    uint64_t ns[SRV_N_PART];
+} srv_map_step;
+
+typedef struct srv_map_lane {
+    uint64_t n_selected, n_hit;
+    double   mass; /* 0: not known */
+} srv_map_lane;
+
+/* Where the KV cache lies, how well windows do, what steps take: copied between steps. */
+typedef struct srv_map {
+    uint32_t       n_layer, n_kv_head, n_seq;
+    srv_map_lane  *lane;                /* [n_layer][n_kv_head] */
+    kvd_placement *place;               /* [n_seq] */
+    srv_map_step   step[SRV_MAP_STEPS]; /* step number n at n % SRV_MAP_STEPS */
+    uint64_t       n_step, taken_ns;
+} srv_map;
+
+srv_map *srv_map_new(uint32_t n_layer, uint32_t n_kv_head, uint32_t n_seq); /* NULL: no memory */
+void     srv_map_free(srv_map *m);
+void     srv_map_copy(srv_map *to, const srv_map *from); /* of the same shape */
+/* Adds a step, unless it has no tokens: all its time is rest so far, and is shared out by the
+ * session's counts before and after it.  It has no tokens then. */
+void srv_map_add(srv_map *m, srv_map_step *ended, const kvd_stats *before, const kvd_stats *after);
+/* Looks at sequences, layers and heads, unless it just did; always: even then. */
+void srv_map_take(srv_map *m, const kvd_session *s, bool always);
+
 /* ---- engine (srv_engine.c) --------------------------------------------------------- */
 
 typedef struct srv_slot {
@@ -186,6 +233,8 @@ struct srv_engine {
     bool      broken;                           /* the device has failed */
     kvd_err   why;
 
+    srv_map_step ended; /* the last step, until it is in the map */
+
     pthread_t       thread;
     bool            has_thread;
     pthread_mutex_t lock;
@@ -199,6 +248,7 @@ struct srv_engine {
     uint64_t        n_clear;      /* done */
     char           *cleared_json; /* of the last; NULL: failed */
     srv_view        view;
+    srv_map        *map;
 
     _Atomic uint64_t step_ns;  /* when the step under way began; 0: none is */
     atomic_bool      failed;   /* the device has; jobs have been told */
@@ -217,6 +267,7 @@ void       srv_engine_stop(srv_engine *e, srv_stop how);
 kvd_status srv_engine_clear(srv_engine *e, char **json, kvd_err *err);
 /* slot: room for n_seq. */
 void srv_engine_look(srv_engine *e, srv_view *out, srv_slot_view *slot);
+void srv_engine_look_map(srv_engine *e, srv_map *out);
 
 /* ---- srv_sched.c --------------------------------------------------------------------- */
 

@@ -198,6 +198,10 @@ static enum MHD_Result send_response(srv_call *c, struct MHD_Response *r, unsign
     MHD_add_response_header(r, "Content-Type", type);
     MHD_add_response_header(r, "Cache-Control", "no-store");
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+    if (c->reply.policy) {
+        MHD_add_response_header(r, "Content-Security-Policy", c->reply.policy);
+        MHD_add_response_header(r, "Referrer-Policy", "no-referrer");
+    }
     if (origin) {
         MHD_add_response_header(r, "Access-Control-Allow-Origin", origin);
         MHD_add_response_header(r, "Access-Control-Allow-Headers",

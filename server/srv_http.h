@@ -24,6 +24,7 @@ typedef struct srv_call srv_call;
 typedef struct srv_reply {
     int         status;   /* 0: not known yet */
     const char *type;     /* of the body; NULL: JSON */
+    const char *policy;   /* what a browser may do with it; NULL: not told */
     uint32_t    retry_s;  /* 0: no Retry-After */
     bool        messages; /* errors are in Anthropic's shape */
     kvd_buf     body;
@@ -98,6 +99,7 @@ struct srv {
     srv_call          *calls;
     uint32_t           n_call;
     srv_slot_view     *slots; /* [n_seq] net thread's copy */
+    srv_map           *map;   /* likewise */
 
     uint64_t tick_ns, stop_ns; /* stop: when it was told to; 0: not */
     uint64_t sick_ns;          /* when the engine was found broken; 0: it is well */

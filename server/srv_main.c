@@ -315,7 +315,8 @@ static kvd_status open_net(srv *s, kvd_err *err)
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->slots    = kvd_calloc(s->plan.n_seq, sizeof(*s->slots));
-    if (!s->slots)
+    s->map      = srv_map_new(s->info.n_layer, s->info.n_kv_head, s->plan.n_seq);
+    if (!s->slots || !s->map)
         return kvd_fail(err, KVD_E_NOMEM, 0, "server: no memory");
     KVD_TRY(watch(s, s->event_fd, s, err));
     KVD_TRY(srv_listen(s, err));
@@ -336,6 +337,7 @@ static void close_all(srv *s)
         if (fd[i] >= 0)
             close(fd[i]);
     kvd_free(s->slots);
+    srv_map_free(s->map);
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->work_wake);
 }

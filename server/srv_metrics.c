@@ -105,8 +105,9 @@ static void put_requests(kvd_buf *b, const srv *s, const srv_view *v)
     put(b, "requests_rejected_total", "{reason=\"too_long\"}", too_long);
     counter(b, "preemptions_total", "Sequences that gave their memory up and went on later.",
             c->n_preempted);
-    counter(b, "recomputed_tokens_total", "Tokens evaluated again after a preemption.",
-            c->n_recomputed);
+    head(b, "recomputed_tokens_total", "counter", "Tokens that were evaluated again.");
+    put(b, "recomputed_tokens_total", "{reason=\"preempted\"}", c->n_recomputed);
+    put(b, "recomputed_tokens_total", "{reason=\"lost\"}", v->stats.n_disk_again);
     histogram(b, "queue_seconds", "From a request's arrival to its start.", &c->queue);
     histogram(b, "time_to_first_token_seconds", "From a request's arrival to its first token.",
               &c->first);
@@ -144,9 +145,15 @@ static void put_memory(kvd_buf *b, const srv *s, const kvd_stats *st)
 {
     gauge(b, "kv_used_tokens", "Tokens that the KV cache holds.", st->kv_used_tokens);
     gauge(b, "kv_capacity_tokens", "Tokens that it has room for.", st->kv_capacity_tokens);
-    head(b, "kv_capacity_bytes", "gauge", "Memory taken for the KV cache.");
+    head(b, "kv_capacity_bytes", "gauge", "Bytes that the KV cache may take; disk: if limited.");
     put(b, "kv_capacity_bytes", "{tier=\"device\"}", s->plan.kv_device_bytes);
     put(b, "kv_capacity_bytes", "{tier=\"host\"}", s->plan.kv_host_bytes);
+    if (st->kv_disk_limit_bytes)
+        put(b, "kv_capacity_bytes", "{tier=\"disk\"}", st->kv_disk_limit_bytes);
+    head(b, "kv_used_bytes", "gauge", "Bytes of the KV cache that are in use.");
+    put(b, "kv_used_bytes", "{tier=\"device\"}", st->kv_device_used_bytes);
+    put(b, "kv_used_bytes", "{tier=\"host\"}", st->kv_host_used_bytes);
+    put(b, "kv_used_bytes", "{tier=\"disk\"}", st->kv_disk_used_bytes);
     head(b, "device_memory_bytes", "gauge", "Memory of a device of its own; 0: it has none.");
     put(b, "device_memory_bytes", "{kind=\"used\"}", st->device_used_bytes);
     put(b, "device_memory_bytes", "{kind=\"held\"}", st->device_held_bytes);
@@ -188,11 +195,24 @@ static void put_moves(kvd_buf *b, const kvd_stats *st)
     counter(b, "disk_useful_bytes_total", "Of the bytes read from disk, those asked for.",
             st->disk_useful_bytes);
     counter(b, "disk_refused_total", "Units that were not stored.", st->n_disk_refused);
+    head(b, "disk_load_failures_total", "counter", "Batches of reads from disk that failed.");
+    put(b, "disk_load_failures_total", "{reason=\"damaged\"}", st->n_disk_corrupt);
+    put(b, "disk_load_failures_total", "{reason=\"timeout\"}", st->n_disk_timeout);
+    put(b, "disk_load_failures_total", "{reason=\"error\"}",
+        st->n_disk_failed - st->n_disk_corrupt - st->n_disk_timeout);
     counter(b, "disk_stalls_total", "Batches of reads that a step had to wait for.",
             st->n_disk_stall);
+}
+
+static void put_stages(kvd_buf *b, const kvd_stats *st)
+{
     head(b, "stall_seconds_total", "counter", "Time that steps waited.");
     put_ns(b, "stall_seconds_total", "{stage=\"disk\"}", st->disk_wait_ns);
-    head(b, "stage_seconds_total", "counter", "Time in the stages of the KV cache.");
+    head(b, "stage_seconds_total", "counter", "Time in the stages of evaluations.");
+    put_ns(b, "stage_seconds_total", "{stage=\"qkv\"}", st->qkv_ns);
+    put_ns(b, "stage_seconds_total", "{stage=\"dense\"}", st->dense_ns);
+    put_ns(b, "stage_seconds_total", "{stage=\"ffn\"}", st->ffn_ns);
+    put_ns(b, "stage_seconds_total", "{stage=\"logits\"}", st->logits_ns);
     put_ns(b, "stage_seconds_total", "{stage=\"select\"}", st->select_ns);
     put_ns(b, "stage_seconds_total", "{stage=\"fetch\"}", st->fetch_ns);
     put_ns(b, "stage_seconds_total", "{stage=\"attend\"}", st->attend_ns);
@@ -214,4 +234,5 @@ void srv_route_metrics(srv *s, srv_call *c)
     put_memory(b, s, &v.stats);
     put_windows(b, &v.stats);
     put_moves(b, &v.stats);
+    put_stages(b, &v.stats);
 }

@@ -20,5 +20,7 @@ void srv_route_props(srv *s, srv_call *c);
 void srv_route_metrics(srv *s, srv_call *c);
 void srv_route_slots(srv *s, srv_call *c);
 void srv_route_clear(srv *s, srv_call *c);
+void srv_route_map(srv *s, srv_call *c);
+void srv_route_page(srv *s, srv_call *c);
 
 #endif

@@ -278,6 +278,14 @@ static void fail(srv_engine *e, kvd_status st, const kvd_err *err)
     srv_step_fail_all(e, 500, err->msg);
 }
 
+/* For the map. */
+static void note_ended(srv_engine *e, uint32_t n_answer, uint32_t n_prompt, uint64_t ns)
+{
+    e->ended = (srv_map_step){ .n_answer = n_answer,
+                               .n_prompt = n_prompt,
+                               .ns       = { [SRV_PART_REST] = ns } };
+}
+
 /* ---- a prompt alone -------------------------------------------------------------------------- */
 
 typedef struct part {
@@ -338,6 +346,7 @@ static void run_part(srv_engine *e, srv_slot *s)
     atomic_store_explicit(&e->step_ns, 0, memory_order_relaxed);
     if (st == KVD_OK) {
         srv_pace_learn(&e->pace, 0, p.n, (double)(kvd_now_ns() - t0));
+        note_ended(e, 0, p.n, kvd_now_ns() - t0);
         memcpy(s->token + s->n, s->gen->token + s->n, p.n * sizeof(*s->token));
         s->n += p.n;
         st = srv_sched_begin(e, s, &err); /* nothing is read: it holds tokens */
@@ -386,5 +395,6 @@ bool srv_step_run(srv_engine *e)
     e->counts.n_step++;
     e->counts.n_mixed += e->n_answer && e->n_piece;
     settle_all(e);
+    note_ended(e, e->n_answer, e->n_piece, kvd_now_ns() - t0);
     return true;
 }

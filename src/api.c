@@ -438,6 +438,7 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     kvd_stats         st = s->stats;
     kvd_device_memory d;
     kv_counts         c;
+    kv_used           used;
 
     kv_get_counts(s->kv, &c);
     st.kv_used_tokens     = kv_used_tokens(s->kv);
@@ -474,6 +475,14 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.zone_share         = c.n_mass ? c.zone / (double)c.n_mass : 0.0;
     st.zone_ns            = c.zone_ns;
     st.n_slow_prefix      = c.n_slow;
+    st.n_disk_failed      = c.n_disk_failed;
+    st.n_disk_timeout     = c.n_disk_timeout;
+    st.n_disk_corrupt     = c.n_disk_corrupt;
+    kv_used_bytes(s->kv, &used);
+    st.kv_device_used_bytes = used.device_bytes;
+    st.kv_host_used_bytes   = used.host_bytes;
+    st.kv_disk_used_bytes   = used.disk_bytes;
+    st.kv_disk_limit_bytes  = used.disk_limit_bytes;
     engine_schedule_stats(s, &st);
     s->model->be->ops->memory(s->model->be, &d);
     st.device_used_bytes = d.used;
@@ -515,6 +524,29 @@ bool kvd_session_get_lane(const kvd_session *s, uint32_t layer, uint32_t kv_head
         return false;
     kv_lane_counts(s->kv, layer, kv_head, n_selected, n_hit);
     return true;
+}
+
+double kvd_session_get_lane_mass(const kvd_session *s, uint32_t layer, uint32_t kv_head)
+{
+    const model_hparams *hp = model_get_hparams(s->model->net);
+
+    return layer < hp->n_layer && kv_head < hp->n_kv_head ? kv_lane_mass(s->kv, layer, kv_head)
+                                                          : 0.0;
+}
+
+bool kvd_seq_placement(const kvd_session *s, uint32_t seq, kvd_placement *out)
+{
+    kvd_placement p = { 0 };
+    kv_where      w = { 0 };
+
+    if (seq < s->params.n_seq)
+        kv_seq_where(s->kv, seq, &w);
+    p.device_tokens = w.device;
+    p.host_tokens   = w.host;
+    p.disk_tokens   = w.disk;
+    p.window_tokens = w.window;
+    give_struct(out, &p, sizeof(p));
+    return seq < s->params.n_seq;
 }
 
 kvd_status kvd_cache_command(const char *dir, kvd_cache_verb verb, uint64_t max_bytes, char **json,

@@ -289,7 +289,7 @@ model_run          engine_run_of(kvd_session *s, uint32_t n_token);
 kvd_kv_append_args engine_store_of(const kvd_session *s, const model_run *r,
                                    const kvd_kv_layout *layout, const kvd_kv_seq *part,
                                    uint32_t n_part);
-kvd_status         engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
+kvd_status         engine_attn(kvd_session *s, const model_run *r, uint32_t layer,
                                const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
                                kvd_err *err);
 

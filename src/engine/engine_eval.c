@@ -297,6 +297,7 @@ static bool recover(kvd_session *s, losses *l, const kvd_err *err)
             continue;
         kvd_log(KVD_LOG_WARN, "sequence %u: %s; its tokens from %u on are evaluated again", q,
                 err ? err->msg : "a read failed", lost);
+        s->stats.n_disk_again += kv_seq_len(s->kv, q) - lost;
         kv_seq_truncate(s->kv, s->model->stream, q, lost);
         any = true;
     }

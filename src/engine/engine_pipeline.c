@@ -75,11 +75,11 @@ static kvd_status begin_span(const kvd_session *s, const model_run *r, kvd_trace
                            err);
 }
 
-kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
+kvd_status engine_attn(kvd_session *s, const model_run *r, uint32_t layer,
                        const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
                        kvd_err *err)
 {
-    const uint64_t       t0     = kvd_trace_now(s->trace);
+    const uint64_t       t0     = kvd_now_ns();
     const model_hparams *hp     = model_get_hparams(s->model->net);
     const uint64_t       stride = (uint64_t)hp->n_head * hp->head_dim;
     const kvd_attn_args  a      = {
@@ -94,12 +94,15 @@ kvd_status engine_attn(const kvd_session *s, const model_run *r, uint32_t layer,
               .out        = r->att,
               .scale      = hp->attn_scale,
     };
+    uint64_t t1;
     uint32_t span;
 
     KVD_TRY(begin_span(s, r, KVD_TRACE_ATTENTION, layer, &span, err));
     KVD_TRY(r->ops->attn(r->stream, &a, err));
     KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
-    kvd_trace_add(s->trace, KVD_TRACE_ATTENTION, t0, kvd_trace_now(s->trace), layer, n_part);
+    t1 = kvd_now_ns();
+    s->stats.dense_ns += t1 - t0;
+    kvd_trace_add(s->trace, KVD_TRACE_ATTENTION, t0, t1, layer, n_part);
     return KVD_OK;
 }
 
@@ -296,8 +299,8 @@ static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run
     const kvd_kv_layout      layout  = kv_layout(s->kv, layer);
     const kvd_kv_append_args store   = engine_store_of(s, r, &layout, s->buf.part, s->n_part);
     const uint32_t           n_token = r->n_token;
-    const uint64_t           t0      = kvd_trace_now(s->trace);
-    uint64_t                 t1;
+    const uint64_t           t0      = kvd_now_ns();
+    uint64_t                 t1, t2;
     uint32_t                 span;
 
     KVD_TRY(begin_span(s, r, KVD_TRACE_QKV, layer, &span, err));
@@ -305,17 +308,21 @@ static kvd_status run_layer(kvd_session *s, uint32_t layer, bool last, model_run
     KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     KVD_TRY(engine_synth_batch(s, layer, r, &layout, s->buf.part, s->n_part, s->part_seq[0], err));
     KVD_TRY(engine_mark(s, layer, KVD_STAGE_QKV, err));
-    kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(s->trace), layer, n_token);
+    t1 = kvd_now_ns();
+    s->stats.qkv_ns += t1 - t0;
+    kvd_trace_add(s->trace, KVD_TRACE_QKV, t0, t1, layer, n_token);
     KVD_TRY(last ? attend_last(s, layer, r, err) : attend(s, layer, r, err));
     KVD_TRY(engine_mark(s, layer, KVD_STAGE_ATTEND, err));
-    t1 = kvd_trace_now(s->trace);
+    t1 = kvd_now_ns();
     KVD_TRY(begin_span(s, r, KVD_TRACE_FFN, layer, &span, err));
     if (r->n_token > 0)
         KVD_TRY(model_ffn(net, layer, r, err));
     KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
     KVD_TRY(engine_mark(s, layer, KVD_STAGE_FFN, err));
-    kvd_trace_add(s->trace, KVD_TRACE_FFN, t1, kvd_trace_now(s->trace), layer, r->n_token);
-    kvd_trace_add(s->trace, KVD_TRACE_LAYER, t0, kvd_trace_now(s->trace), layer, n_token);
+    t2 = kvd_now_ns();
+    s->stats.ffn_ns += t2 - t1;
+    kvd_trace_add(s->trace, KVD_TRACE_FFN, t1, t2, layer, r->n_token);
+    kvd_trace_add(s->trace, KVD_TRACE_LAYER, t0, t2, layer, n_token);
     return KVD_OK;
 }
 
@@ -348,15 +355,17 @@ static kvd_status pick_best(kvd_session *s, const model_run *r, kvd_err *err)
 
 static kvd_status run_logits(kvd_session *s, const model_run *r, kvd_err *err)
 {
-    const uint64_t t0 = kvd_trace_now(s->trace);
+    const uint64_t t0 = kvd_now_ns();
+    uint64_t       t1;
     uint32_t       span;
 
     KVD_TRY(begin_span(s, r, KVD_TRACE_LOGITS, KVD_TRACE_NOWHERE, &span, err));
     KVD_TRY(model_logits(s->model->net, r, s->buf.out, err));
     KVD_TRY(s->best ? pick_best(s, r, err) : engine_buffers_download(s, s->n_out, err));
     KVD_TRY(kvd_stamp_end(s->stamps, r->stream, span, err));
-    kvd_trace_add(s->trace, KVD_TRACE_LOGITS, t0, kvd_trace_now(s->trace), KVD_TRACE_NOWHERE,
-                  s->n_out);
+    t1 = kvd_now_ns();
+    s->stats.logits_ns += t1 - t0;
+    kvd_trace_add(s->trace, KVD_TRACE_LOGITS, t0, t1, KVD_TRACE_NOWHERE, s->n_out);
     return KVD_OK;
 }
 

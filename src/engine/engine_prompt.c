@@ -57,10 +57,13 @@ static kvd_status embed(const prompt *p, kvd_err *err)
 
 static kvd_status ffn(const prompt *p, uint32_t layer, model_run *r, kvd_err *err)
 {
-    const uint64_t t0 = kvd_trace_now(p->s->trace);
+    const uint64_t t0 = kvd_now_ns();
+    uint64_t       t1;
 
     KVD_TRY(model_ffn(p->s->model->net, layer, r, err));
-    kvd_trace_add(p->s->trace, KVD_TRACE_FFN, t0, kvd_trace_now(p->s->trace), layer, r->n_token);
+    t1 = kvd_now_ns();
+    p->s->stats.ffn_ns += t1 - t0;
+    kvd_trace_add(p->s->trace, KVD_TRACE_FFN, t0, t1, layer, r->n_token);
     return KVD_OK;
 }
 
@@ -106,12 +109,15 @@ static kvd_status run_batch(const prompt *p, uint32_t layer, uint32_t first, kvd
     const kvd_kv_seq        *part  = part_at(p, first);
     model_run                r     = rows_of(p, first, n);
     const kvd_kv_append_args store = engine_store_of(p->s, &r, &p->layout, part, 1);
-    const uint64_t           t0    = kvd_trace_now(p->s->trace);
+    const uint64_t           t0    = kvd_now_ns();
+    uint64_t                 t1;
 
     KVD_TRY(model_qkv(net, layer, &r, &store, err));
     KVD_TRY(engine_synth_batch(p->s, layer, &r, &p->layout, part, 1, p->seq, err));
     KVD_TRY(kv_prompt_written(p->s->kv, p->s->model->stream, layer, first + n, err));
-    kvd_trace_add(p->s->trace, KVD_TRACE_QKV, t0, kvd_trace_now(p->s->trace), layer, n);
+    t1 = kvd_now_ns();
+    p->s->stats.qkv_ns += t1 - t0;
+    kvd_trace_add(p->s->trace, KVD_TRACE_QKV, t0, t1, layer, n);
     if (last)
         return first + n < p->n_token ? KVD_OK : finish_last(p, layer, &r, n, err);
     KVD_TRY(engine_attn(p->s, &r, layer, &p->layout, part, 1, err));

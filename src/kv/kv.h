@@ -142,10 +142,12 @@ typedef struct kv_counts {
     uint64_t n_disk_stall; /* batches that a step found not yet read when it needed them */
     uint64_t n_disk_late;  /* selected, but still on the way (disk_lag): neither hit nor miss */
     uint64_t n_disk_read, disk_read_bytes, disk_useful_bytes;
-    uint64_t disk_put_bytes, disk_aux_bytes; /* records; index and tails */
-    uint64_t disk_tail_bytes;                /* the tails alone */
-    uint64_t n_disk_refused;                 /* units that were not stored */
-    uint64_t n_disk_bad;                     /* units found damaged */
+    uint64_t disk_put_bytes, disk_aux_bytes;                /* records; index and tails */
+    uint64_t disk_tail_bytes;                               /* the tails alone */
+    uint64_t n_disk_refused;                                /* units that were not stored */
+    uint64_t n_disk_bad;                                    /* units found damaged */
+    uint64_t n_disk_failed, n_disk_timeout, n_disk_corrupt; /* batches of reads; of them late ones,
+                                                               and those with damaged pages */
     double   mass; /* sum over lanes and steps of the estimated mass; n_mass of them */
     double   zone; /* the same of the weight that cells had among all that was attended */
     uint64_t n_mass;
@@ -344,6 +346,25 @@ void kv_reset_counts(kv_store *s);
 /* Selected and hit chunks of one lane over all sequences, as in kv_counts. */
 void kv_lane_counts(const kv_store *s, uint32_t layer, uint32_t kv_head, uint64_t *n_select,
                     uint64_t *n_hit);
+
+/* Mean share of attention that the lane's steps reached, as the index estimates it; 0: none yet. */
+double kv_lane_mass(const kv_store *s, uint32_t layer, uint32_t kv_head);
+
+/* Bytes in use: of kv_sizes.device_bytes and host_bytes (without KV_BUF_TABLE) what tokens hold and
+ * all that steps work in; of units in the block store, and how many it may hold (0: no limit). */
+typedef struct kv_used {
+    uint64_t device_bytes, host_bytes, disk_bytes, disk_limit_bytes;
+} kv_used;
+void kv_used_bytes(const kv_store *s, kv_used *out);
+
+/* Which tier a sequence's tokens lie in, as means over lanes, rounded so that the three make its
+ * length: on the device as they are, in host records, on disk alone.  window: of sealed tokens,
+ * those for which its windows have a place on the device, too.  With a disk tier it visits each
+ * lane. */
+typedef struct kv_where {
+    uint32_t device, host, disk, window;
+} kv_where;
+void kv_seq_where(const kv_store *s, uint32_t seq, kv_where *out);
 
 /* One lane of a step between selection and the window's change; valid during the call.  score is
  * the step's, sel what came of it (of a step that refills: the window's new content). */

@@ -243,6 +243,10 @@ void          kv_serve_give_up(kv_store *s);
 kvd_status    kv_serve_end(kv_store *s, kvd_err *err);
 
 void kv_tier_count(const kv_store *s, kv_counts *c);
-void kv_tier_check(const kv_store *s);
+/* Bytes of units in the block store, and how many it may hold; 0: no store, no limit. */
+void kv_cache_used(const kv_store *s, uint64_t *bytes, uint64_t *limit);
+/* Host records that a sequence's lanes have; there is a disk tier. */
+uint64_t kv_tier_records(const kv_store *s, uint32_t seq);
+void     kv_tier_check(const kv_store *s);
 
 #endif

@@ -239,6 +239,7 @@ typedef struct kv_disk_stats {
     uint64_t n_evicted, n_quarantined, n_pause;
     uint64_t n_read, read_bytes, useful_bytes; /* reads issued; useful: what callers asked for */
     uint64_t n_read_failed, n_timeout;
+    uint64_t n_read_late, n_read_corrupt; /* of n_read_failed: out of time; damaged */
     kv_disk_pause pause;
     char          pause_text[160]; /* why, or "" */
 } kv_disk_stats;

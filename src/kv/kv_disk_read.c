@@ -144,6 +144,8 @@ static void ticket_fail(kv_disk *d, disk_ticket *t, kvd_status st, int sys, cons
         return;
     t->status = st;
     d->stats.n_read_failed++;
+    d->stats.n_read_late += sys == ETIMEDOUT;
+    d->stats.n_read_corrupt += st == KVD_E_CORRUPT;
     kvd_fail(&t->err, st, sys, "%s at %" PRIu64 ": %s", path, u ? u->off + off : 0, what);
 }
 

@@ -39,6 +39,7 @@ typedef struct kv_seq {
     uint32_t  step;     /* sparse steps since the last refill began; 0: the next one refills */
     double    mass;     /* of sparse steps' lanes, n_mass of them, since they were last taken */
     uint64_t  n_mass;
+    uint64_t  n_slot; /* slots in use over all lanes: the sum of their cap */
 } kv_seq;
 
 #define KV_PACK_BLOCKS 2u /* that are packed before they are copied: 1 MiB at 8 heads of 128 */
@@ -169,6 +170,8 @@ struct kv_store {
     void     *tap_ctx;
     kv_counts counts;
     uint64_t *lane_select, *lane_hit; /* [n_layer][n_kv_head] */
+    double   *lane_mass;              /* likewise: sums, of lane_n_mass steps */
+    uint64_t *lane_n_mass;
 };
 
 static inline uint64_t kv_lane(const kv_store *s, uint32_t seq, uint32_t layer)

@@ -176,7 +176,7 @@ static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
     const uint64_t          host   = z->bytes[KV_BUF_HOST];
 
     return sizeof(kv_store) + p->n_seq * sizeof(kv_seq) + 8 * z->n_raw + 8 * z->n_block +
-           4 * host / record + 16 * lanes + kv_cache_bytes(p) +
+           4 * host / record + 32 * lanes + kv_cache_bytes(p) +
            (z->spills ? kv_tier_bytes(p, host, record) : 0);
 }
 

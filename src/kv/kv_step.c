@@ -29,7 +29,7 @@ void kv_set_policy(kv_store *s, const kv_policy *p)
 void kv_seq_admit(kv_store *s, uint32_t seq, uint32_t budget, float cap)
 {
     const uint64_t chunks = kvd_div_up(budget, s->params.chunk_tokens);
-    uint64_t       least  = chunks;
+    uint64_t       least = chunks, n_slot = 0;
 
     kvd_assert(seq < s->params.n_seq && (budget == 0 || (s->params.sparse && cap >= 1.0f)));
     for (uint32_t i = 0; i < s->params.n_layer * s->params.n_kv_head; i++) {
@@ -38,7 +38,9 @@ void kv_seq_admit(kv_store *s, uint32_t seq, uint32_t budget, float cap)
 
         s->cap[kv_lane(s, seq, 0) + i] = (uint32_t)slots;
         least                          = kvd_min_u64(least, slots);
+        n_slot += slots;
     }
+    s->seq[seq].n_slot = n_slot;
     s->seq[seq].budget = (uint32_t)least;
     s->seq[seq].step   = 0;
     s->seq[seq].mass   = 0.0;
@@ -288,6 +290,8 @@ void kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
     c->n_mass++;
     s->seq[seq].mass += (double)chosen->mass;
     s->seq[seq].n_mass++;
+    s->lane_mass[in_layer] += (double)chosen->mass;
+    s->lane_n_mass[in_layer]++;
     if (kv_refills(&s->seq[seq])) {
         c->n_refill += r->n_miss;
         return;

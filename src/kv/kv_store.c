@@ -61,8 +61,10 @@ static kvd_status alloc_tables(kv_store *s, kvd_err *err)
     s->hfree_stack = kvd_calloc(s->n_hrecord, sizeof(*s->hfree_stack));
     s->lane_select = kvd_calloc(lanes, sizeof(*s->lane_select));
     s->lane_hit    = kvd_calloc(lanes, sizeof(*s->lane_hit));
+    s->lane_mass   = kvd_calloc(lanes, sizeof(*s->lane_mass));
+    s->lane_n_mass = kvd_calloc(lanes, sizeof(*s->lane_n_mass));
     if (!s->seq || !s->free_stack || !s->ifree_stack || !s->hfree_stack || !s->lane_select ||
-        !s->lane_hit)
+        !s->lane_hit || !s->lane_mass || !s->lane_n_mass)
         return kvd_fail(err, KVD_E_NOMEM, 0,
                         "KV cache: no memory for its metadata (%" PRIu64 " bytes)",
                         s->sizes.bytes[KV_BUF_TABLE]);
@@ -270,6 +272,8 @@ void kv_store_close(kv_store *s)
     kvd_free(s->hfree_stack);
     kvd_free(s->lane_select);
     kvd_free(s->lane_hit);
+    kvd_free(s->lane_mass);
+    kvd_free(s->lane_n_mass);
     kvd_free(s);
 }
 
@@ -411,6 +415,8 @@ void kv_reset_counts(kv_store *s)
     s->counts = (kv_counts){ 0 };
     memset(s->lane_select, 0, lanes * sizeof(*s->lane_select));
     memset(s->lane_hit, 0, lanes * sizeof(*s->lane_hit));
+    memset(s->lane_mass, 0, lanes * sizeof(*s->lane_mass));
+    memset(s->lane_n_mass, 0, lanes * sizeof(*s->lane_n_mass));
 }
 
 void kv_lane_counts(const kv_store *s, uint32_t layer, uint32_t kv_head, uint64_t *n_select,
@@ -421,6 +427,56 @@ void kv_lane_counts(const kv_store *s, uint32_t layer, uint32_t kv_head, uint64_
     kvd_assert(layer < s->params.n_layer && kv_head < s->params.n_kv_head);
     *n_select = s->lane_select[i];
     *n_hit    = s->lane_hit[i];
+}
+
+double kv_lane_mass(const kv_store *s, uint32_t layer, uint32_t kv_head)
+{
+    const size_t i = (size_t)layer * s->params.n_kv_head + kv_head;
+
+    kvd_assert(layer < s->params.n_layer && kv_head < s->params.n_kv_head);
+    return s->lane_n_mass[i] ? s->lane_mass[i] / (double)s->lane_n_mass[i] : 0.0;
+}
+
+/* Slots that a sequence's windows have in use, over all lanes. */
+static uint64_t slots_in_use(const kv_store *s, uint32_t seq)
+{
+    const uint64_t lanes = (uint64_t)s->params.n_layer * s->params.n_kv_head;
+    const kv_seq  *q     = &s->seq[seq];
+
+    if (q->budget == 0 || q->step == 0)
+        return 0;
+    return kvd_min_u64(q->n_slot, lanes * (q->n_sealed / s->params.chunk_tokens));
+}
+
+void kv_used_bytes(const kv_store *s, kv_used *out)
+{
+    const kv_sizes *z       = &s->sizes;
+    const uint64_t  lanes   = (uint64_t)s->params.n_layer * s->params.n_kv_head;
+    uint64_t        records = 0;
+
+    for (uint32_t i = 0; !z->resident && i < s->params.n_seq; i++)
+        records += slots_in_use(s, i) + (s->seq[i].n_sealed > 0 ? lanes * s->sinks : 0);
+    *out              = (kv_used){ 0 };
+    out->device_bytes = (z->n_raw - s->n_free) * z->block_bytes + records * s->layout.record_bytes +
+                        z->bytes[KV_BUF_STAGE] + z->bytes[KV_BUF_MAP];
+    if (s->params.sparse)
+        out->device_bytes += (z->n_block - s->n_ifree) * lanes * s->index.head_stride;
+    out->host_bytes = (s->n_hrecord - s->n_hfree) * s->packed_bytes + z->bytes[KV_BUF_LISTS];
+    kv_cache_used(s, &out->disk_bytes, &out->disk_limit_bytes);
+}
+
+void kv_seq_where(const kv_store *s, uint32_t seq, kv_where *out)
+{
+    const uint64_t lanes = (uint64_t)s->params.n_layer * s->params.n_kv_head;
+    const kv_seq  *q     = &s->seq[seq];
+    const uint32_t low   = s->sizes.resident ? 0 : q->n_sealed; /* tokens below the device */
+
+    kvd_assert(seq < s->params.n_seq);
+    *out        = (kv_where){ .device = q->len - low, .host = low };
+    out->window = low ? (uint32_t)(slots_in_use(s, seq) * s->params.chunk_tokens / lanes) : 0;
+    if (s->tier && low)
+        out->host = (uint32_t)(kv_tier_records(s, seq) * s->params.chunk_tokens / lanes);
+    out->disk = low - out->host;
 }
 
 /* How often the value is on the stack. */
@@ -463,7 +519,8 @@ static uint64_t host_records(const kv_store *s, uint32_t seq)
         for (uint32_t c = 0; c < n_chunk; c++)
             n += s->host_of[(kv_lane(s, seq, 0) + l) * s->n_chunk_max + c] != KV_NO_HOST;
     }
-    kvd_assert(s->tier || n == (uint64_t)n_chunk * s->params.n_layer * s->params.n_kv_head);
+    kvd_assert(s->tier ? n == kv_tier_records(s, seq)
+                       : n == (uint64_t)n_chunk * s->params.n_layer * s->params.n_kv_head);
     return n;
 }
 
@@ -485,6 +542,27 @@ static void check_sealed(const kv_store *s)
     kvd_assert(s->n_hrecord - s->n_hfree == held);
 }
 
+/* What is told of use: never more than there is. */
+static void check_use(const kv_store *s)
+{
+    kv_used u;
+
+    kv_used_bytes(s, &u);
+    kvd_assert(u.device_bytes <= s->sizes.device_bytes);
+    kvd_assert(u.host_bytes <= s->sizes.host_bytes - s->sizes.bytes[KV_BUF_TABLE]);
+    for (uint32_t i = 0; i < s->params.n_seq; i++) {
+        uint64_t n_slot = 0;
+        kv_where w;
+
+        for (uint32_t l = 0; l < s->params.n_layer * s->params.n_kv_head; l++)
+            n_slot += s->cap[kv_lane(s, i, 0) + l];
+        kvd_assert(n_slot == s->seq[i].n_slot);
+        kv_seq_where(s, i, &w);
+        kvd_assert(w.host + w.disk <= s->seq[i].n_sealed && w.window <= s->seq[i].n_sealed);
+        kvd_assert(w.device + w.host + w.disk == s->seq[i].len);
+    }
+}
+
 void kv_check(const kv_store *s)
 {
     uint64_t used = 0, held = 0;
@@ -499,4 +577,5 @@ void kv_check(const kv_store *s)
     }
     kvd_assert(used == s->n_used && held == s->n_held); /* (3) */
     kv_check_windows(s);
+    check_use(s);
 }

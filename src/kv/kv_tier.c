@@ -847,6 +847,28 @@ void kv_tier_check(const kv_store *s)
     kvd_assert(n == n_late);
 }
 
+void kv_cache_used(const kv_store *s, uint64_t *bytes, uint64_t *limit)
+{
+    kv_disk_stats d;
+
+    *bytes = *limit = 0;
+    if (!s->cache)
+        return;
+    kv_disk_stats_get(s->cache->disk, &d);
+    *bytes = d.unit_bytes;
+    *limit = s->params.cache_bytes;
+}
+
+uint64_t kv_tier_records(const kv_store *s, uint32_t seq)
+{
+    const kv_tier_lane *lane = s->tier->lane + kv_lane(s, seq, 0);
+    uint64_t            n    = 0;
+
+    for (uint32_t i = 0; i < s->params.n_layer * s->params.n_kv_head; i++)
+        n += lane[i].n;
+    return n;
+}
+
 void kv_tier_count(const kv_store *s, kv_counts *c)
 {
     kv_disk_stats d;
@@ -861,5 +883,8 @@ void kv_tier_count(const kv_store *s, kv_counts *c)
     c->disk_aux_bytes    = d.aux_bytes_put + d.tail_bytes_put;
     c->disk_tail_bytes   = d.tail_bytes_put;
     c->n_disk_bad        = d.n_quarantined;
+    c->n_disk_failed     = d.n_read_failed;
+    c->n_disk_timeout    = d.n_read_late;
+    c->n_disk_corrupt    = d.n_read_corrupt;
     c->n_disk_refused    = d.n_put_refused + d.n_put_failed;
 }

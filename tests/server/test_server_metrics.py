@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """/metrics: its form, and that its numbers are those of the requests that were made."""
 import os
+import pathlib
 import re
 
 import promlint
@@ -128,7 +129,8 @@ def test_preemption():
         for c in ask:
             assert c.recv(12) == b"HTTP/1.1 200"
             c.close()
-        assert got["preemptions_total"] >= 1 and got["recomputed_tokens_total"] > 50
+        assert got["preemptions_total"] >= 1
+        assert got["recomputed_tokens_total{reason=preempted}"] > 50
 
 
 def test_windows():
@@ -142,7 +144,8 @@ def test_windows():
         assert got["window_urgent_misses_total"] <= got["window_misses_total"]
         assert got["moved_bytes_total{from=host,to=device,use=window}"] > 0
         assert 0 < got["sampled_mass_ratio"] <= 1
-        assert got["stage_seconds_total{stage=select}"] > 0
+        for stage in ("select", "attend", "qkv", "dense", "ffn", "logits", "seal"):
+            assert got[f"stage_seconds_total{{stage={stage}}}"] > 0, stage
 
 
 def test_names_are_documented():
@@ -164,7 +167,11 @@ def test_disk_and_tiers():
             s.post(COMPLETION, ask)
             s.wait_for(lambda: scrape(s)["disk_written_bytes_total{what=records}"] > 0, 5)
             got = scrape(s)
-            assert got["kv_capacity_bytes{tier=host}"] > 0
+            assert "kv_capacity_bytes{tier=disk}" not in got
+            for tier in ("device", "host"):
+                used = got[f"kv_used_bytes{{tier={tier}}}"]
+                assert 0 < used <= got[f"kv_capacity_bytes{{tier={tier}}}"], tier
+            assert got["kv_used_bytes{tier=disk}"] >= got["disk_written_bytes_total{what=records}"]
             assert got["moved_bytes_total{from=device,to=host,use=seal}"] > 0
             assert (got["moved_bytes_total{from=host,to=disk,use=store}"] ==
                     got["disk_written_bytes_total{what=records}"] +
@@ -174,6 +181,28 @@ def test_disk_and_tiers():
             got = settled(s, "requests_ended_total{outcome=finished}", 1)
             assert got["cached_tokens_total{tier=disk}"] >= 1400, got
             assert got["moved_bytes_total{from=disk,to=host,use=read}"] > 0
+
+
+def test_damage_is_counted():
+    """What a damaged disk loses is evaluated again, and told."""
+    tiers = ("--attention", "sparse", "--budget", "64", "--kv-device", "1500K", "--kv-host", "100K",
+             "--kv-disk", "64M", "--parallel", "2")
+    with Directory() as d, Server(*tiers, "--cache-dir", d) as s:
+        ask = {"prompt": [67, 80, 71] * 500, "max_tokens": 4, "logit_bias": BIAS}
+        s.post(COMPLETION, ask)
+        s.wait_for(lambda: scrape(s)["disk_written_bytes_total{what=records}"] > 0, 5)
+        got = scrape(s)
+        assert got["kv_capacity_bytes{tier=disk}"] == 64 << 20
+        assert got["recomputed_tokens_total{reason=lost}"] == 0
+        files = [f for f in pathlib.Path(d).rglob("*") if f.is_file() and "catalog" not in f.name]
+        for f in files:
+            if f.stat().st_size > 65536:
+                f.write_bytes(bytes(f.stat().st_size))
+        s.post(COMPLETION, {**ask, "max_tokens": 40})
+        got = settled(s, "requests_ended_total{outcome=finished}", 2)
+        assert got["disk_load_failures_total{reason=damaged}"] > 0
+        assert got["disk_load_failures_total{reason=timeout}"] == 0
+        assert got["recomputed_tokens_total{reason=lost}"] >= 256
 
 
 if __name__ == "__main__":

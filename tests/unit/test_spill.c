@@ -2,6 +2,7 @@
 /* test_spill.c - sessions on tiny models whose host tier has no room for their records, on a device
  * with memory of its own: what lies on disk gives the same bits as with everything resident.
  * usage: test_spill [--backend NAME] */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -28,6 +29,7 @@ enum {
 static kvd_err     err;
 static const char *backend; /* NULL: the CPU's, its memory hidden */
 static char        dir[256];
+static kvd_plan    plan = { .struct_size = sizeof(plan) }; /* of the last session that spills */
 
 typedef struct setting {
     kvd_attention_params a;
@@ -75,8 +77,7 @@ static void close_model(kvd_model *m)
 
 static kvd_session *open_session(kvd_model *m, const setting *x)
 {
-    kvd_session_params p    = KVD_SESSION_PARAMS_INIT;
-    kvd_plan           plan = { .struct_size = sizeof(plan) };
+    kvd_session_params p = KVD_SESSION_PARAMS_INIT;
     kvd_session       *s;
 
     p.n_ctx     = N_CTX;
@@ -279,12 +280,79 @@ static void test_late(void **state)
     close_model(m);
 }
 
+/* Stages of evaluations: each has taken time, and together no more than there was. */
+static void check_times(const kvd_stats *c)
+{
+    const uint64_t all = c->prefill_ns + c->decode_ns;
+
+    assert_true(c->qkv_ns > 0 && c->dense_ns > 0 && c->ffn_ns > 0 && c->logits_ns > 0);
+    assert_true(c->qkv_ns + c->dense_ns + c->ffn_ns + c->logits_ns + c->select_ns + c->fetch_ns +
+                    c->attend_ns + c->seal_ns <=
+                all);
+}
+
+/* The mean over layers and heads is the session's. */
+static void check_mass(const kvd_session *s, double mass)
+{
+    double   sum = 0.0;
+    uint32_t n   = 0;
+    uint64_t n_selected, n_hit;
+
+    for (uint32_t il = 0; kvd_session_get_lane(s, il, 0, &n_selected, &n_hit); il++) {
+        for (uint32_t h = 0; kvd_session_get_lane(s, il, h, &n_selected, &n_hit); h++, n++) {
+            assert_true(kvd_session_get_lane_mass(s, il, h) > 0.0);
+            sum += kvd_session_get_lane_mass(s, il, h);
+        }
+        assert_true(kvd_session_get_lane_mass(s, il, 1000) == 0.0);
+    }
+    assert_true(n > 1 && fabs(sum / n - mass) < 1e-9);
+}
+
+/* What is told of where K and V lie. */
+static void test_told(void **state)
+{
+    const setting x = sparse(60000);
+    kvd_model    *m = open_model("llama");
+    kvd_stats     c = { .struct_size = sizeof(c) };
+    kvd_placement w = { .struct_size = sizeof(w) };
+    kvd_session  *s;
+
+    (void)state;
+    dm_dir_make(dir);
+    s = open_session(m, &x);
+    kvd_session_get_stats(s, &c);
+    assert_true(kvd_seq_placement(s, 0, &w) && w.device_tokens == 0 && w.disk_tokens == 0);
+    assert_false(kvd_seq_placement(s, 1, &w));
+    assert_true(kvd_session_get_lane_mass(s, 0, 0) == 0.0 && c.kv_disk_used_bytes == 0);
+    assert_true(c.kv_device_used_bytes < plan.kv_device_bytes);
+    assert_true(c.kv_host_used_bytes + 50000 < plan.kv_host_bytes);
+    prefill(s, 0, N_PROMPT, 0);
+    for (int32_t i = 0; i < 20; i++)
+        step(s, &i, 1);
+    assert_int_equal(kvd_session_flush(s, &err), KVD_OK);
+    assert_true(kvd_seq_placement(s, 0, &w));
+    assert_int_equal(w.device_tokens + w.host_tokens + w.disk_tokens, N_PROMPT + 20);
+    assert_int_equal(w.host_tokens + w.disk_tokens, (N_PROMPT + 20 - 64) / 256 * 256);
+    assert_true(w.host_tokens > 0 && w.disk_tokens > w.host_tokens && w.window_tokens == 192);
+    kvd_session_get_stats(s, &c);
+    assert_true(c.kv_host_used_bytes <= plan.kv_host_bytes &&
+                c.kv_host_used_bytes + 10000 > plan.kv_host_bytes);
+    assert_true(c.kv_device_used_bytes <= plan.kv_device_bytes);
+    assert_true(c.kv_disk_used_bytes >= c.disk_put_bytes && c.kv_disk_limit_bytes == 0);
+    check_times(&c);
+    check_mass(s, c.mass);
+    kvd_session_close(s);
+    dm_dir_remove(dir);
+    close_model(m);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_host_sizes), cmocka_unit_test(test_dense),
         cmocka_unit_test(test_policies),   cmocka_unit_test(test_packed),
         cmocka_unit_test(test_sequences),  cmocka_unit_test(test_late),
+        cmocka_unit_test(test_told),
     };
 
     if (argc == 3 && strcmp(argv[1], "--backend") == 0)
