@@ -71,12 +71,6 @@ static __device__ uint64_t whole_meet(const whole_job &f, whole_mem *m)
     return 0;
 }
 
-/* Bytes of a quad's record. */
-static __host__ __device__ __forceinline__ uint32_t whole_quad_bytes(bool wide)
-{
-    return wide ? 64 : 32;
-}
-
 static __device__ whole_lane whole_open(const whole_job &f, const whole_mem *m, uint8_t *mem)
 {
     const select_job &j = f.j;

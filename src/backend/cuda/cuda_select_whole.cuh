@@ -120,6 +120,12 @@ typedef struct whole_rest {
     uint16_t ema[WHOLE_EACH];
 } whole_rest;
 
+/* Bytes of a quad's record. */
+static __host__ __device__ __forceinline__ uint32_t whole_quad_bytes(bool wide)
+{
+    return wide ? 64 : 32;
+}
+
 typedef struct whole_lane {
     uint32_t  index, head, rank, n_rank;
     uint32_t  block, end_block; /* this block's part of the lane's index blocks */
