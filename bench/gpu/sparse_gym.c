@@ -662,7 +662,8 @@ int main(int argc, char **argv)
 {
     static const struct {
         uint32_t ctx, batch;
-    } cases[]        = { { 32768, 1 }, { 122880, 1 }, { 32768, 8 }, { 61440, 8 }, { 122880, 8 } };
+    } cases[]        = { { 32768, 1 },  { 122880, 1 }, { 32768, 8 }, { 61440, 8 },
+                         { 122880, 8 }, { 122880, 4 }, { 524288, 1 } };
     const bool quick = argc > 2 && strcmp(argv[2], "quick") == 0;
     const int  first = argc > 2 && !quick ? (int)strtol(argv[2], NULL, 10) : 0;
     const int  end   = argc > 2 ? first + 1 : (int)KVD_COUNTOF(cases);

@@ -46,7 +46,7 @@ static __device__ __forceinline__ uint32_t whole_lanes(uint32_t x)
 {
     const uint32_t lane = threadIdx.x % WARP;
 
-#pragma unroll 1
+#pragma unroll
     for (uint32_t d = 1; d < WARP; d *= 2) {
         const uint32_t y = __shfl_up_sync(ALL_LANES, x, d);
 
@@ -85,9 +85,9 @@ static __device__ __noinline__ void whole_pick(const uint32_t *hist, bool down, 
     }
 }
 
-/* One warp: narrows a goal to the digit that its want-th key has, and finds out which blocks have
- * how many of those. */
-static __device__ __noinline__ void whole_narrow(uint32_t n_rank, whole_mem *m, const whole_over *o,
+/* One warp: narrows a goal to the digit that its want-th key has, and finds out how many of those
+ * the blocks before this one have. */
+static __device__ __noinline__ void whole_narrow(uint32_t rank, whole_mem *m, const whole_over *o,
                                                  uint32_t g, bool first)
 {
     const uint32_t lane = threadIdx.x % WARP;
@@ -97,15 +97,14 @@ static __device__ __noinline__ void whole_narrow(uint32_t n_rank, whole_mem *m, 
     whole_pick(m->count[first ? 0 : g], true, goal->want, &m->pick[g]);
     __syncwarp();
     bin = m->pick[g].bin;
-    if (lane < n_rank)
+    if (lane < rank)
         n = first ? o->u.all[lane][bin] : *sp_peer(&m->hist[g][bin], lane);
-    n = whole_lanes(n);
-    if (lane < WHOLE_RANKS)
-        m->first_few[g][lane] = n; /* behind those of block `lane` */
+    n = __reduce_add_sync(ALL_LANES, n);
     if (lane == 0) {
-        shift     = whole_shift(*goal);
-        goal->low = first ? bin ? (uint64_t)(WHOLE_BASE + bin) << WHOLE_DIGIT : 0
-                          : goal->low + ((uint64_t)bin << shift);
+        m->first_few[g] = n;
+        shift           = whole_shift(*goal);
+        goal->low       = first ? bin ? (uint64_t)(WHOLE_BASE + bin) << WHOLE_DIGIT : 0
+                                : goal->low + ((uint64_t)bin << shift);
         goal->high =
             first ? (uint64_t)(WHOLE_BASE + bin + 1) << WHOLE_DIGIT : goal->low + (1ull << shift);
         goal->want -= m->pick[g].before;
@@ -127,6 +126,7 @@ static __device__ __forceinline__ void whole_counted(const whole_lane &l, whole_
             n += o->u.all[r][b];
         m->count[0][b] = n;
     }
+    __syncthreads();
 }
 
 /* A goal whose digit too many keys have: by the next one. */
@@ -150,20 +150,8 @@ static __device__ __noinline__ void whole_divide(whole_lane l, whole_mem *m, who
     whole_sums(l.n_rank, m, o, 0);
     whole_sums(l.n_rank, m, o, 1);
     if (g < 2 && m->goal[g].n > WHOLE_FEW)
-        whole_narrow(l.n_rank, m, o, g, false);
+        whole_narrow(l.rank, m, o, g, false);
     __syncthreads();
-}
-
-static __device__ __noinline__ void whole_send(uint32_t rank, uint32_t n_rank, whole_mem *m,
-                                               whole_over *o, uint32_t g, uint64_t key)
-{
-    const uint32_t first = rank ? m->first_few[g][rank - 1] : 0;
-    const uint32_t i     = first + atomicAdd(&m->n_few[g], 1);
-
-#pragma unroll 1
-    for (uint32_t r = 0; r < n_rank; r++)
-        bar_send2(bar_peer(&o->few[g][i], r), bar_peer(&m->come[WHOLE_KEYS + g], r), (uint32_t)key,
-                  (uint32_t)(key >> 32));
 }
 
 /* A warp's quads which may have selected chunks, in their order; returns how many. */
@@ -220,8 +208,19 @@ static __device__ void whole_list(const whole_lane &l, whole_mem *m, whole_over 
                 const uint64_t k = whole_key(key[e], l.base + WHOLE_EACH * quad + e);
 
                 if (key[e] >= least[g] && key[e] <= most[g] && k >= low[g] && k < high[g])
-                    whole_send(l.rank, l.n_rank, m, o, g, k);
+                    o->u.own[g][atomicAdd(&m->n_few[g], 1)] = k;
             }
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t g = 0; g < 2; g++) {
+        for (uint32_t p = threadIdx.x; p < m->n_few[g] * l.n_rank; p += blockDim.x) {
+            const uint32_t i = p / l.n_rank, r = p % l.n_rank;
+            const uint64_t k = o->u.own[g][i];
+
+            bar_send2(bar_peer(&o->few[g][m->first_few[g] + i], r),
+                      bar_peer(&m->come[WHOLE_KEYS + g], r), (uint32_t)k, (uint32_t)(k >> 32));
         }
     }
 }
@@ -291,36 +290,39 @@ static __device__ __noinline__ void whole_hard(whole_mem *m, whole_over *o)
 /* The same, few: four threads a key, which compare it with a fourth each. */
 static __device__ __forceinline__ void whole_easy(whole_mem *m, const whole_over *o)
 {
-    const uint32_t n_thread = blockDim.x / 2, g = threadIdx.x / n_thread;
-    const uint32_t n = m->goal[g].n, want = m->goal[g].want, t = threadIdx.x % 4;
+    const uint32_t t = threadIdx.x % 4;
 
 #pragma unroll 1
-    for (uint32_t i0 = 0; i0 < n; i0 += n_thread / 4) {
-        const uint32_t i     = i0 + threadIdx.x % n_thread / 4;
-        const uint64_t k     = i < n ? o->few[g][i] : 0;
-        uint32_t       above = 0;
+    for (uint32_t g = 0; g < 2; g++) {
+        const uint64_t *few = o->few[g];
+        const uint32_t  n = m->goal[g].n, want = m->goal[g].want;
+
+#pragma unroll 1
+        for (uint32_t i0 = threadIdx.x / WARP * (WARP / 4); i0 < n; i0 += blockDim.x / 4) {
+            const uint32_t i     = i0 + threadIdx.x % WARP / 4;
+            const uint64_t k     = i < n ? few[i] : 0;
+            uint32_t       above = 0;
 
 #pragma unroll 4
-        for (uint32_t u = t; u < n; u += 4)
-            above += o->few[g][u] > k;
-        above += __shfl_xor_sync(ALL_LANES, above, 1);
-        above += __shfl_xor_sync(ALL_LANES, above, 2);
-        if (i < n && above + 1 == want)
-            m->goal[g].cut = k;
+            for (uint32_t u = t; u < n; u += 4)
+                above += few[u] > k;
+            above += __shfl_xor_sync(ALL_LANES, above, 1);
+            above += __shfl_xor_sync(ALL_LANES, above, 2);
+            if (i < n && above + 1 == want)
+                m->goal[g].cut = k;
+        }
     }
 }
 
-/* Both goals' cuts, when this block has sent its counts; returns what whole_sift() does. */
+/* Both goals' cuts, when all counts have come; returns what whole_sift() does. */
 static __device__ uint32_t whole_find(const whole_lane &l, whole_mem *m, whole_over *o,
                                       uint16_t **near_)
 {
     const uint32_t warp = threadIdx.x / WARP;
     uint32_t       n;
 
-    whole_counted(l, m, o);
-    __syncthreads();
     if (warp < 2 && m->goal[warp].want > 0)
-        whole_narrow(l.n_rank, m, o, warp, true);
+        whole_narrow(l.rank, m, o, warp, true);
     __syncthreads();
     while (m->goal[0].n > WHOLE_FEW || m->goal[1].n > WHOLE_FEW)
         whole_divide(l, m, o);

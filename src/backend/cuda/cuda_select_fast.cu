@@ -120,13 +120,15 @@ static __global__ void __launch_bounds__(FAST_WARPS *WARP, 1)
     for (uint32_t n = 0; w.block + (uint64_t)n * w.step < w.end; n++) {
         const uint32_t chunk = (w.block + n * w.step) * j.s.n_chunk + threadIdx.x % WARP / 4 * 4;
         fast_four      v[WIDE ? 2 : 1];
+        fast_raw<WIDE> r;
 
-        fast_block<ROWS, WIDE>(at, fast_arrive(f.s, w, n), q, more, v);
+        fast_block<ROWS, WIDE>(at, fast_arrive(f.s, w, n), q, r);
+        fast_leave(f.s, w, n);
+        fast_close<ROWS, WIDE>(at, q, r, more, v);
         if (half < f.s.n_group)
             fast_put(h, chunk + half * CPU_INDEX_GROUP, w.seq->first_chunk, w.seq->n_chunk, v[0]);
         if (WIDE && f.s.n_group > 1)
             fast_put(h, chunk + CPU_INDEX_GROUP, w.seq->first_chunk, w.seq->n_chunk, v[WIDE]);
-        fast_leave(f.s, w, n);
     }
     fast_fold<WIDE>(j, &m, h);
     if (f.beside)

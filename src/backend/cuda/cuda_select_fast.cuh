@@ -264,13 +264,11 @@ static __device__ __forceinline__ fast_four fast_take(const fast_sums &s)
 
 /* Products to logits; radius: the chunks', if `has`; base: query x minimum; more: to be added. */
 template <int ROWS>
-static __device__ __forceinline__ void fast_logits(const uint8_t *radius, bool has,
+static __device__ __forceinline__ void fast_logits(uint2 radius, bool has,
                                                    const fast_query<ROWS> &q,
                                                    const float (&base)[4], const float (&more)[2],
                                                    fast_four &f)
 {
-    uint2 r;
-
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
         const float unit = q.unit[k] * 0x1p24f, offset = unit * base[k] + more[k];
@@ -281,13 +279,12 @@ static __device__ __forceinline__ void fast_logits(const uint8_t *radius, bool h
     }
     if (!has)
         return;
-    r = *(const uint2 *)radius;
 #pragma unroll
     for (uint32_t k = 0; k < 2; k++) {
-        f.v[k][0] += q.radius[k] * sp_from_f16((uint16_t)r.x);
-        f.v[k][1] += q.radius[k] * sp_from_f16((uint16_t)(r.x >> 16));
-        f.v[k][2] += q.radius[k] * sp_from_f16((uint16_t)r.y);
-        f.v[k][3] += q.radius[k] * sp_from_f16((uint16_t)(r.y >> 16));
+        f.v[k][0] += q.radius[k] * sp_from_f16((uint16_t)radius.x);
+        f.v[k][1] += q.radius[k] * sp_from_f16((uint16_t)(radius.x >> 16));
+        f.v[k][2] += q.radius[k] * sp_from_f16((uint16_t)radius.y);
+        f.v[k][3] += q.radius[k] * sp_from_f16((uint16_t)(radius.y >> 16));
     }
 }
 
@@ -315,42 +312,57 @@ static __device__ __forceinline__ fast_spot fast_find(const select_job &j, const
     return s;
 }
 
-/* One block of the index, as it lies in shared memory, into logits of the half that fast_half()
- * says, for WIDE of both.  Where there is one half it is taken twice.  more: to be added to each
- * head's. */
+/* What is known of a block when it has been read. */
+template <bool WIDE> struct fast_raw {
+    fast_sums s[2];                 /* [half] */
+    __half2   sum[WIDE ? 2 : 1][4]; /* of query x minimum */
+    uint2     radius[WIDE ? 2 : 1];
+};
+
+/* One block of the index, as it lies in shared memory.  Where there is one half it is taken twice.
+ */
 template <int ROWS, bool WIDE>
 static __device__ __forceinline__ void fast_block(const fast_spot &at, const uint8_t *stage,
-                                                  const fast_query<ROWS> &q, const float (&more)[2],
-                                                  fast_four (&out)[WIDE ? 2 : 1])
+                                                  const fast_query<ROWS> &q, fast_raw<WIDE> &r)
 {
-    float     base[2][4] = {};
-    fast_sums s[2]       = {};
-    __half2   sum[2][4];
-
+    r.s[0] = r.s[1] = fast_sums{};
+    for (uint32_t u = 0; u < (WIDE ? 2 : 1); u++)
+        r.radius[u] = at.has_radius ? *(const uint2 *)(stage + at.radius[u]) : make_uint2(0, 0);
 #pragma unroll
     for (uint32_t i = 0; i < ROWS; i++) {
         __half2 b[4];
 
-        fast_scaled<ROWS>(stage + at.scale[0], q, i, b, sum[0]);
-        fast_codes(stage + at.code[0] + 256 * i, b, s[0]);
+        fast_scaled<ROWS>(stage + at.scale[0], q, i, b, r.sum[0]);
+        fast_codes(stage + at.code[0] + 256 * i, b, r.s[0]);
         if (WIDE)
-            fast_scaled<ROWS>(stage + at.scale[1], q, i, b, sum[1]);
-        fast_codes(stage + at.code[1] + 256 * i, b, s[1]);
+            fast_scaled<ROWS>(stage + at.scale[1], q, i, b, r.sum[WIDE]);
+        fast_codes(stage + at.code[1] + 256 * i, b, r.s[1]);
     }
-    fast_minima(sum[0], base[0]);
-    out[0] = fast_take(s[0]);
+}
+
+/* Its logits, of the half that fast_half() says, for WIDE of both.  more: to be added to each
+ * head's. */
+template <int ROWS, bool WIDE>
+static __device__ __forceinline__ void fast_close(const fast_spot &at, const fast_query<ROWS> &q,
+                                                  const fast_raw<WIDE> &r, const float (&more)[2],
+                                                  fast_four (&out)[WIDE ? 2 : 1])
+{
+    float base[2][4] = {};
+
+    fast_minima(r.sum[0], base[0]);
+    out[0] = fast_take(r.s[0]);
     if (WIDE) {
-        fast_minima(sum[1], base[1]);
-        out[WIDE] = fast_take(s[1]);
-        fast_logits<ROWS>(stage + at.radius[1], at.has_radius, q, base[1], more, out[WIDE]);
+        fast_minima(r.sum[WIDE], base[1]);
+        out[WIDE] = fast_take(r.s[1]);
+        fast_logits<ROWS>(r.radius[WIDE], at.has_radius, q, base[1], more, out[WIDE]);
     } else {
-        const fast_four o = fast_take(s[1]);
+        const fast_four o = fast_take(r.s[1]);
 
 #pragma unroll
         for (uint32_t i = 0; i < 8; i++)
             out[0].v[i / 4][i % 4] = fast_half<WIDE>() ? o.v[i / 4][i % 4] : out[0].v[i / 4][i % 4];
     }
-    fast_logits<ROWS>(stage + at.radius[0], at.has_radius, q, base[0], more, out[0]);
+    fast_logits<ROWS>(r.radius[0], at.has_radius, q, base[0], more, out[0]);
 }
 
 /* Of four chunks from c on those outside [first, end) have no weight. */

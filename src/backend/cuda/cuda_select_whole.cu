@@ -71,12 +71,6 @@ static __device__ uint64_t whole_meet(const whole_job &f, whole_mem *m)
     return 0;
 }
 
-/* Bytes of a quad's record. */
-static __host__ __device__ __forceinline__ uint32_t whole_quad_bytes(bool wide)
-{
-    return wide ? 64 : 32;
-}
-
 static __device__ whole_lane whole_open(const whole_job &f, const whole_mem *m, uint8_t *mem)
 {
     const select_job &j = f.j;
@@ -201,8 +195,9 @@ static __global__ void __launch_bounds__(WHOLE_WARPS *WARP, 1)
     whole_score<WIDE>(f, l, &m, far, had);
     __syncthreads();
     whole_give(l, &m, o);
-    n_near = whole_find(l, &m, o, &near_); /* 2, 3 */
+    whole_counted(l, &m, o); /* 2 */
     whole_slot_look(f, l, &m, &slot);
+    n_near = whole_find(l, &m, o, &near_); /* 3 */
     whole_counts(f, l, &m, near_, n_near, slot);
     __syncthreads();
     if (f.window)
@@ -294,7 +289,7 @@ static uint32_t whole_try(const cuda_backend *be, const select_job &j, bool wind
 }
 
 /* How many blocks make a lane, the fastest by whole_time(); 0: none whose shared memory suffices.
- * One alone would be no cluster, and what blocks send each other works in clusters only. */
+ */
 static uint32_t whole_ranks(const cuda_backend *be, const select_job &j, bool window, whole_job *f,
                             uint32_t *bytes)
 {
@@ -304,7 +299,7 @@ static uint32_t whole_ranks(const cuda_backend *be, const select_job &j, bool wi
     uint32_t       best   = 0;
     float          least  = 0.0f;
 
-    for (uint32_t i = 2 * WHOLE_RANKS; i > 2; i--) {
+    for (uint32_t i = 2 * WHOLE_RANKS; i > 0; i--) {
         const uint32_t n = (i - 1) / 2 + 1, share = (i - 1) % 2 + 1;
         const uint32_t held = be->n_cluster[share - 1][n - 1];
         whole_job      a    = *f;
@@ -364,9 +359,9 @@ static cudaError_t whole_launch(const cuda_backend *be, const whole_job &f, uint
     if (e == cudaSuccess && n > 8)
         e = cudaFuncSetAttribute(whole<ROWS, WIDE>, cudaFuncAttributeNonPortableClusterSizeAllowed,
                                  1);
-    return e != cudaSuccess
-               ? e
-               : sp_launch(be, s, dim3(n, f.j.n_lane), f.threads, bytes, n, whole<ROWS, WIDE>, f);
+    return e != cudaSuccess ? e
+                            : sp_launch(be, s, dim3(n, f.j.n_lane), f.threads, bytes,
+                                        n > 1 ? n : SP_ALONE, whole<ROWS, WIDE>, f);
 }
 
 cudaError_t cuda_select_whole(const cuda_backend *be, const select_job &j,

@@ -25,7 +25,7 @@
 #define WHOLE_ONE    7.0f            /* log2 of the largest weight when a scale is chosen, */
 #define WHOLE_LIMIT  15.0f           /* and of one that does with it */
 #define WHOLE_LOG2E  1.4426950408889634f
-#define WHOLE_EASY   128u /* keys that are ranked by comparing each with all */
+#define WHOLE_EASY   256u /* keys that are ranked by comparing each with all */
 #define WHOLE_CHUNKS 26u  /* bits of a chunk's number */
 #define WHOLE_SHIFT  19u  /* of a key to its digit */
 #define WHOLE_DIGIT  (WHOLE_SHIFT + WHOLE_CHUNKS)
@@ -86,8 +86,8 @@ typedef struct whole_mem {
     float2      part[WHOLE_RANKS][WHOLE_GROUP]; /* by peers: the same of a block */
     float       top[WHOLE_GROUP];               /* scale of the lane's weights */
     float       factor[WHOLE_GROUP], kept[WHOLE_GROUP];
-    whole_goal  goal[2]; /* the selected, the urgent */
-    uint32_t    first_few[2][WHOLE_RANKS], n_few[2];
+    whole_goal  goal[2];                /* the selected, the urgent */
+    uint32_t    first_few[2], n_few[2]; /* of a goal: what blocks before this one have; its own */
     sp_pick     pick[2];
     uint64_t    tiny[2][WHOLE_TINY];
     uint32_t    n[3][WHOLE_WARPS]; /* of a warp: selected, urgent misses, other misses */
@@ -105,6 +105,7 @@ typedef struct whole_over {
     union {
         uint16_t all[WHOLE_RANKS][WHOLE_BINS]; /* by peers: what they have counted */
         uint32_t sum[WHOLE_PARTS][WHOLE_BINS]; /* later, of the cluster's counts */
+        uint64_t own[2][WHOLE_FEW];            /* later, this block's keys of the digit */
     } u;
 } whole_over;
 
@@ -119,6 +120,12 @@ typedef struct whole_rest {
     } u;
     uint16_t ema[WHOLE_EACH];
 } whole_rest;
+
+/* Bytes of a quad's record. */
+static __host__ __device__ __forceinline__ uint32_t whole_quad_bytes(bool wide)
+{
+    return wide ? 64 : 32;
+}
 
 typedef struct whole_lane {
     uint32_t  index, head, rank, n_rank;
@@ -341,9 +348,11 @@ static __device__ void whole_scan(const whole_job &f, const whole_lane &l, whole
         const uint32_t mine   = i + half * WHOLE_RUN;
         const float    add[2] = { more - s.scale[0], more - s.scale[1] };
         fast_four      v[WIDE ? 2 : 1];
+        fast_raw<WIDE> r;
 
-        fast_block<ROWS, WIDE>(at, stage, q, add, v);
+        fast_block<ROWS, WIDE>(at, stage, q, r);
         fast_leave(f.s, w, n);
+        fast_close<ROWS, WIDE>(at, q, r, add, v);
         fast_ends(v[0], mine, first, end);
         whole_weigh<WIDE>(l, mine, half < f.s.n_group, v[0], s);
         if (WIDE && f.s.n_group > 1) {
@@ -596,10 +605,11 @@ static __device__ __forceinline__ void whole_scores(const whole_job &f, const wh
         by.factor[h] = m->factor[h];
     }
 #pragma unroll 1
-    for (uint32_t i = WHOLE_EACH * threadIdx.x; i - WHOLE_EACH * (threadIdx.x % WARP) < l.n;
-         i += WHOLE_EACH * blockDim.x) {
+    for (uint32_t i0 = WHOLE_EACH * (threadIdx.x - threadIdx.x % WARP); i0 < l.n;
+         i0 += WHOLE_EACH * blockDim.x) {
+        const uint32_t  i    = i0 + WHOLE_EACH * (threadIdx.x % WARP);
+        const uint32_t  quad = (i < l.n ? i : i0) / WHOLE_EACH;
         const whole_had now  = had;
-        const uint32_t  quad = i < l.n ? i / WHOLE_EACH : 0;
         float           x[4];
 
         had = whole_known(far, i + WHOLE_EACH * blockDim.x, l.n);

@@ -169,7 +169,10 @@ static __device__ __forceinline__ void sp_begin(void)
     cuda_pdl_go();
 }
 
-/* Launches a kernel that calls sp_begin(); cluster: blocks of a cluster along x, 1: none. */
+/* Launches a kernel that calls sp_begin(); cluster: blocks of a cluster along x, 1: no clusters,
+ * SP_ALONE: each block is one, so that it may send to itself as to another. */
+#define SP_ALONE 0u
+
 template <typename... P, typename... A>
 static cudaError_t sp_launch(const cuda_backend *be, cudaStream_t s, dim3 grid, uint32_t block,
                              uint32_t smem, uint32_t cluster, void (*kernel)(P...), A... args)
@@ -180,13 +183,13 @@ static cudaError_t sp_launch(const cuda_backend *be, cudaStream_t s, dim3 grid, 
     at[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     at[0].val.programmaticStreamSerializationAllowed = 1;
     at[1].id                                         = cudaLaunchAttributeClusterDimension;
-    at[1].val.clusterDim                             = { cluster, 1, 1 };
+    at[1].val.clusterDim                             = { cluster == SP_ALONE ? 1 : cluster, 1, 1 };
     c.gridDim                                        = grid;
     c.blockDim                                       = dim3(block);
     c.dynamicSmemBytes                               = smem;
     c.stream                                         = s;
     c.attrs                                          = at;
-    c.numAttrs                                       = be->cc < 90 ? 0 : cluster > 1 ? 2 : 1;
+    c.numAttrs                                       = be->cc < 90 ? 0 : cluster != 1 ? 2 : 1;
     return cudaLaunchKernelEx(&c, kernel, args...);
 }
 
