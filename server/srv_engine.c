@@ -275,6 +275,7 @@ void srv_engine_stop(srv_engine *e, srv_stop how)
     e->stop   = how > e->stop ? how : e->stop;
     e->nudged = true;
     pthread_cond_signal(&e->wake);
+    pthread_cond_broadcast(&e->cleared);
     pthread_mutex_unlock(&e->lock);
 }
 

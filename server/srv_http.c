@@ -87,7 +87,7 @@ static void *on_uri(void *cls, const char *uri, struct MHD_Connection *c)
 
 static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *url)
 {
-    srv_call *call = conn_of(c) ? kvd_calloc(1, sizeof(*call)) : NULL;
+    srv_call *call = conn_of(c) && !s->closing ? kvd_calloc(1, sizeof(*call)) : NULL;
 
     if (!call)
         return NULL;
@@ -383,6 +383,8 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *mc, const cha
         c->conn->in_call = true;
         return send_reply(c); /* before any body is read */
     }
+    if (c->gone)
+        return MHD_NO;
     if (*size) {
         const bool ok = add_body(c, data, *size);
 
@@ -454,8 +456,10 @@ void srv_http_close(srv *s)
 {
     if (!s->http)
         return;
+    s->closing = true; /* the library ends the process if a connection is suspended from here on */
     for (srv_call *c = s->calls; c; c = c->next) {
-        c->gone = true;
+        c->gone    = true;
+        c->at_work = false;
         srv_http_resume(c);
     }
     MHD_run(s->http);

@@ -32,6 +32,15 @@ def in_thread(function):
     return t, out
 
 
+def hang(s):
+    """A request whose step hangs, until SIGUSR1 comes and it fails."""
+    out = in_thread(lambda: s.call("POST", COMPLETION, LONG))
+    s.wait_for(lambda: s.slots()["running"] == 1)
+    s.process.send_signal(signal.SIGUSR2)
+    time.sleep(0.1)
+    return out
+
+
 def end(s, seconds):
     start = time.monotonic()
     s.process.wait(seconds * SLOW)
@@ -69,6 +78,21 @@ def test_stop_cancels_after_grace():
         assert code == 0 and 0.4 < took < 2.5 * SLOW, (code, took)
         assert "stopping" in json.dumps(streamed[1][0][-1]), streamed[1][0][-1]
         assert whole[1][0][0] == 503, whole
+
+
+def test_stop_with_a_call_at_work():
+    """A worker still waits for the engine when the time to stop is over."""
+    with Server("--grace", "0", program=FAULT) as s:
+        hung = hang(s)
+        cleared = in_thread(lambda: s.call("DELETE", "/cache"))
+        time.sleep(0.2)
+        s.process.terminate()
+        time.sleep(2.0)
+        s.process.send_signal(signal.SIGUSR1)
+        code, took = end(s, 10)
+        for t, _ in (hung, cleared):
+            t.join()
+        assert code == 0, code
 
 
 def test_second_signal_ends_at_once():
