@@ -186,9 +186,8 @@ struct srv_engine {
     bool            has_thread;
     pthread_mutex_t lock;
     pthread_cond_t  wake, cleared;
-    srv_job        *inbox[SRV_CHOICE_MAX]; /* under the lock from here on */
-    uint32_t        n_inbox;
-    uint32_t        n_waiting; /* jobs, those of the inbox included */
+    srv_job        *inbox, *inbox_last; /* under the lock from here on */
+    uint32_t        n_waiting;          /* jobs, those of the inbox included */
     srv_stop        stop;
     bool            nudged; /* something has changed outside */
     bool            clear_asked;

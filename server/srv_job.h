@@ -157,6 +157,7 @@ typedef struct srv_job {
     bool             lost;  /* there was no memory for an event: nothing more comes */
     bool             told;  /* in the net thread's list */
     struct srv_job  *next_told;
+    struct srv_job  *next_in; /* in the engine's inbox */
 
     /* engine thread */
     uint32_t  n_left;                    /* choices that have not finished */

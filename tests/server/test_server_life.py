@@ -140,6 +140,24 @@ def test_device_fails():
             assert a["choices"] == want["choices"]
 
 
+def test_requests_of_the_failing_step():
+    """All that the queue takes while a step runs are told when it fails."""
+    n = 100
+    with Server("--parallel", "2", "--queue", str(n), program=FAULT) as s:
+        s.exits = (1,)
+        calls = [hang(s)]
+        calls += [in_thread(lambda: s.call("POST", COMPLETION, {"prompt": "x", "max_tokens": 1}))
+                  for _ in range(n)]
+        s.wait_for(lambda: s.slots()["waiting"] == n)
+        assert s.call("POST", COMPLETION, {"prompt": "x"})[0] == 429
+        s.process.send_signal(signal.SIGUSR1)
+        for t, out in calls:
+            t.join()
+            status, _, data = out[0]
+            assert status in (500, 503) and b"device has failed" in data, out
+        assert end(s, 10)[0] == 1
+
+
 def test_step_hangs():
     with Server("--stall-timeout", "1", program=FAULT) as s:
         s.exits = (1,)
