@@ -263,7 +263,7 @@ static void fill(srv_call *c)
     }
     if (was_full && !srv_job_full(j))
         srv_engine_nudge(c->s->engine);
-    if (c->out.len == 0 && !c->ending && (c->broken || j->lost))
+    if (c->out.len == 0 && !c->ending && (c->broken || srv_job_lost(j)))
         end_stream_broken(c, c->broken ? c->broken : "no memory for the answer");
     if (c->out.len == 0 && c->keepalive)
         kvd_buf_puts(&c->out, j->shape->keepalive ? j->shape->keepalive : ": keepalive\n\n");
@@ -313,16 +313,6 @@ static enum MHD_Result send_stream(srv_call *c)
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-static bool job_ended(srv_job *j)
-{
-    bool ended;
-
-    pthread_mutex_lock(&j->lock);
-    ended = j->ended;
-    pthread_mutex_unlock(&j->lock);
-    return ended;
-}
-
 /* What there is to send now; or the connection sleeps until there is. */
 static enum MHD_Result go_on(srv_call *c)
 {
@@ -330,7 +320,7 @@ static enum MHD_Result go_on(srv_call *c)
         return MHD_NO;
     if (c->reply.status == 0 && c->job && c->job->req.stream)
         return send_stream(c);
-    if (c->reply.status == 0 && c->job && job_ended(c->job)) {
+    if (c->reply.status == 0 && c->job && srv_job_ended(c->job)) {
         srv_shape_whole(c->s, c->job, &c->reply);
         c->ending = true;
     }

@@ -182,6 +182,8 @@ void       srv_job_add(srv_job *j, srv_event *e);
 void       srv_job_lose(srv_job *j);
 /* The next event, or NULL; the caller frees it. */
 srv_event *srv_job_take(srv_job *j);
-bool       srv_job_full(srv_job *j); /* its reader is behind */
+bool       srv_job_ended(srv_job *j); /* all its events are there */
+bool       srv_job_lost(srv_job *j);  /* all there are have been taken, and the end is not there */
+bool       srv_job_full(srv_job *j);  /* its reader is behind */
 
 #endif

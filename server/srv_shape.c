@@ -209,6 +209,7 @@ static void add_said(srv_answer *a, const srv_event *e)
 {
     const size_t at = a->pieces.len - sizeof(srv_piece);
     srv_piece    p;
+
     if (a->pieces.oom || a->pieces.len == 0)
         return;
     kvd_buf_put(&a->said, e->text, e->len);
@@ -282,8 +283,8 @@ void srv_put_call_id(const srv_job *j, uint32_t choice, uint32_t call, kvd_buf *
     kvd_buf_printf(b, "\"call_%s_%u_%u\"", j->id + strlen(j->shape->prefix), choice, call);
 }
 
-/* The job's answers; false: it has failed, and the reply says how. */
-static bool collect_all(srv_job *j, srv_answer *a, srv_reply *r)
+/* The job's n answers; false: it has failed, and the reply says how. */
+static bool collect_all(srv_job *j, srv_answer *a, uint32_t n, srv_reply *r)
 {
     srv_event *e;
     bool       ok = false;
@@ -295,6 +296,8 @@ static bool collect_all(srv_job *j, srv_answer *a, srv_reply *r)
         srv_collect(&a[e->choice], e);
         srv_event_free(e);
     }
+    for (uint32_t i = 0; i < n; i++) /* its pieces have places in text that is not there */
+        ok = ok && !srv_answer_oom(&a[i]);
     if (!ok && !r->status)
         srv_reply_error(r, 503, NULL, NULL, "no memory for the answer");
     return ok && !r->status;
@@ -309,13 +312,11 @@ void srv_shape_whole(srv *s, srv_job *j, srv_reply *r)
         srv_reply_error(r, 503, NULL, NULL, "no memory for the answer");
         return;
     }
-    if (collect_all(j, a, r)) {
+    if (collect_all(j, a, n, r)) {
         r->status = 200;
         j->shape->whole(s, j, a, &r->body);
     }
-    for (uint32_t i = 0; i < n; i++) {
-        r->body.oom = r->body.oom || srv_answer_oom(&a[i]);
+    for (uint32_t i = 0; i < n; i++)
         srv_answer_free(&a[i]);
-    }
     kvd_free(a);
 }
