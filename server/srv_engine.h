@@ -234,6 +234,7 @@ bool srv_step_run(srv_engine *e); /* false: there was nothing to evaluate */
 void srv_step_finish(srv_engine *e, srv_slot *s, srv_finish why, int32_t stop);
 /* The job gets an error; its generations go. */
 void srv_step_fail(srv_engine *e, srv_job *j, int status, const char *msg);
+void srv_step_fail_err(srv_engine *e, srv_job *j, const kvd_err *err); /* the library's */
 void srv_step_fail_all(srv_engine *e, int status, const char *msg);
 /* Adds an event and tells the net thread; e NULL: there was no memory for it. */
 void srv_tell(srv_engine *e, srv_job *j, srv_event *ev);

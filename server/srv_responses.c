@@ -329,11 +329,12 @@ static bool add_message(srv_fields *f, json_t *list, const json_t *item, const c
 {
     json_t     *role = srv_get(item, "role"), *text;
     const char *name = json_string_value(role);
+    const bool  ours = name && strcmp(name, "assistant") == 0;
 
-    if (!name)
-        return srv_fields_bad(f, where, "role is missing");
-    text = text_of(f, srv_get(item, "content"),
-                   strcmp(name, "assistant") == 0 ? "output_text" : "input_text", where);
+    if (!name || (!ours && strcmp(name, "user") != 0 && strcmp(name, "system") != 0 &&
+                  strcmp(name, "developer") != 0))
+        return srv_fields_bad(f, where, "role is none of user, assistant, system, developer");
+    text = text_of(f, srv_get(item, "content"), ours ? "output_text" : "input_text", where);
     return !f->bad && add(f, list, json_pack("{s:O, s:o}", "role", role, "content", text));
 }
 
@@ -450,11 +451,13 @@ static json_t *get_functions(srv_fields *f)
 static void get_choice(srv_fields *f, srv_tools *t)
 {
     const json_t *v    = srv_get(f->root, "tool_choice");
+    const char   *type = json_string_value(srv_get(v, "type"));
     bool          many = true;
 
     srv_get_bool(f, f->root, "parallel_tool_calls", &many);
     t->single = !many;
-    t->name   = json_string_value(srv_get(v, "name"));
+    if (type && strcmp(type, "function") == 0)
+        t->name = json_string_value(srv_get(v, "name"));
     if (t->name)
         t->choice = SRV_CHOICE_CALL;
     else if (v && !srv_choice_of(json_string_value(v), &t->choice))
