@@ -225,11 +225,6 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     }
 }
 
-static const srv_shape shape = { .prefix    = "msg_",
-                                 .keepalive = "event: ping\ndata: {\"type\":\"ping\"}\n\n",
-                                 .event     = event,
-                                 .whole     = whole };
-
 /* ---- messages, brought to the form of OpenAI's chats -------------------------------------------
  */
 
@@ -515,35 +510,31 @@ static bool get_request(srv_fields *f, srv_request *r)
     return !f->bad;
 }
 
-static void answer(srv *s, srv_call *c, bool count)
+static bool get_message(srv_fields *f, srv_request *r)
 {
-    srv_fields f;
-    srv_job   *j = srv_job_new();
-
-    if (!j) {
-        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
-        return;
-    }
-    if (srv_fields_open(&f, s, c)) {
-        if (!count && !srv_get(f.root, "max_tokens"))
-            srv_fields_bad(&f, "max_tokens", "is missing");
-        if (!f.bad && get_request(&f, &j->req) && !count) {
-            srv_submit(s, c, j, &shape);
-        } else if (!f.bad) {
-            c->reply.status = 200;
-            kvd_buf_printf(&c->reply.body, "{\"input_tokens\":%u}", j->req.input[0].n);
-        }
-    }
-    srv_fields_close(&f);
-    srv_job_unref(j);
+    if (!srv_get(f->root, "max_tokens"))
+        return srv_fields_bad(f, "max_tokens", "is missing");
+    return get_request(f, r);
 }
+
+static const srv_shape shape = { .prefix    = "msg_",
+                                 .keepalive = "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+                                 .request   = get_message,
+                                 .event     = event,
+                                 .whole     = whole };
 
 void srv_route_messages(srv *s, srv_call *c)
 {
-    answer(s, c, false);
+    srv_submit(s, c, &shape);
 }
 
 void srv_route_count(srv *s, srv_call *c)
 {
-    answer(s, c, true);
+    srv_job *j = srv_read_job(s, c, get_request);
+
+    if (j) {
+        c->reply.status = 200;
+        kvd_buf_printf(&c->reply.body, "{\"input_tokens\":%u}", j->req.input[0].n);
+    }
+    srv_job_unref(j);
 }

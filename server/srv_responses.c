@@ -302,8 +302,6 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     }
 }
 
-static const srv_shape shape = { .prefix = "resp_", .event = event, .whole = whole };
-
 /* ---- items, brought to the form of chats -------------------------------------------------------
  */
 
@@ -531,17 +529,11 @@ static bool get_request(srv_fields *f, srv_request *r)
     return !f->bad;
 }
 
+static const srv_shape shape = {
+    .prefix = "resp_", .request = get_request, .event = event, .whole = whole
+};
+
 void srv_route_responses(srv *s, srv_call *c)
 {
-    srv_fields f;
-    srv_job   *j = srv_job_new();
-
-    if (!j) {
-        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
-        return;
-    }
-    if (srv_fields_open(&f, s, c) && get_request(&f, &j->req))
-        srv_submit(s, c, j, &shape);
-    srv_fields_close(&f);
-    srv_job_unref(j);
+    srv_submit(s, c, &shape);
 }

@@ -4,10 +4,11 @@
 #ifndef KVD_SRV_SHAPE_H
 #define KVD_SRV_SHAPE_H
 
-#include "srv_http.h"
+#include "srv_fields.h"
 
 struct srv_shape {
-    const char *prefix;    /* of ids */
+    const char *prefix;                             /* of ids */
+    bool (*request)(srv_fields *f, srv_request *r); /* false: it is wrong, as the reply says */
     const char *keepalive; /* that a stream says while there is nothing else; NULL: a comment */
                            /* Server-sent events of one event; END and ERROR end the stream. */
     void (*event)(srv *s, srv_job *j, const srv_event *e, kvd_buf *b);
@@ -50,7 +51,9 @@ void srv_chunk_progress(const srv *s, const srv_job *j, const char *object, cons
 void srv_chunk_last(const srv *s, const srv_job *j, const char *object, kvd_buf *b);
 void srv_stream_error(const srv_event *e, kvd_buf *b);
 
-/* srv_submit.c: ids, limits, and the engine's queue; or an error in the call's reply. */
-void srv_submit(srv *s, srv_call *c, srv_job *j, const srv_shape *shape);
+/* srv_submit.c: the call's request goes to the engine's queue; or an error in its reply. */
+void srv_submit(srv *s, srv_call *c, const srv_shape *shape);
+/* The request alone, owned by the caller; NULL: it is wrong, as the reply says. */
+srv_job *srv_read_job(srv *s, srv_call *c, bool (*request)(srv_fields *f, srv_request *r));
 
 #endif
