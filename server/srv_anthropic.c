@@ -117,22 +117,12 @@ static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
 /* ---- streams ------------------------------------------------------------------------------------
  */
 
-static void begin_event(const char *type, kvd_buf *b)
-{
-    kvd_buf_printf(b, "event: %s\ndata: {\"type\":\"%s\"", type, type);
-}
-
-static void end_event(kvd_buf *b)
-{
-    kvd_buf_puts(b, "}\n\n");
-}
-
 static void put_start(const srv *s, srv_job *j, kvd_buf *b)
 {
     if (j->has_role[0])
         return;
     j->has_role[0] = true;
-    begin_event("message_start", b);
+    srv_typed_begin("message_start", b);
     kvd_buf_puts(b, ",\"message\":");
     put_head(s, j, b);
     kvd_buf_printf(b,
@@ -140,60 +130,56 @@ static void put_start(const srv *s, srv_job *j, kvd_buf *b)
                    "{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,"
                    "\"cache_read_input_tokens\":0,\"output_tokens\":0}}",
                    j->req.input[0].n);
-    end_event(b);
+    srv_typed_end(b);
 }
 
-static void close_block(srv_job *j, kvd_buf *b)
+/* The last block's. */
+static void begin_block_event(const srv_job *j, const char *type, kvd_buf *b)
 {
-    if (!j->item_open)
-        return;
-    j->item_open = false;
-    begin_event("content_block_stop", b);
+    srv_typed_begin(type, b);
     kvd_buf_printf(b, ",\"index\":%u", srv_n_piece(&j->answer) - 1);
-    end_event(b);
 }
 
-/* Text, a call or more of it; a block begins where the answer has one more piece by it. */
-static void put_piece(srv_job *j, const srv_event *e, kvd_buf *b)
+static void open_block(srv_job *j, const srv_event *e, kvd_buf *b)
 {
-    const uint32_t was = srv_n_piece(&j->answer);
-    const bool     begins =
-        e->kind == SRV_EVENT_CALL || (e->kind == SRV_EVENT_TEXT && srv_begins_text(&j->answer, e));
+    begin_block_event(j, "content_block_start", b);
+    kvd_buf_puts(b, ",\"content_block\":");
+    if (e->kind == SRV_EVENT_CALL)
+        put_tool_use(j, e->call, e->text, e->len, b);
+    kvd_buf_puts(b, e->kind == SRV_EVENT_CALL ? "{}}" : "{\"type\":\"text\",\"text\":\"\"}");
+    srv_typed_end(b);
+}
 
-    if (begins)
-        close_block(j, b);
-    srv_collect(&j->answer, e);
-    if (begins) {
-        j->item_open = true;
-        begin_event("content_block_start", b);
-        kvd_buf_printf(b, ",\"index\":%u,\"content_block\":", was);
-        if (e->kind == SRV_EVENT_CALL)
-            put_tool_use(j, e->call, e->text, e->len, b);
-        kvd_buf_puts(b, e->kind == SRV_EVENT_CALL ? "{}}" : "{\"type\":\"text\",\"text\":\"\"}");
-        end_event(b);
-    }
-    if (e->len == 0 || e->kind == SRV_EVENT_CALL)
-        return;
-    begin_event("content_block_delta", b);
-    kvd_buf_printf(b, ",\"index\":%u,\"delta\":{\"type\":%s:", srv_n_piece(&j->answer) - 1,
+static void put_more(srv_job *j, const srv_event *e, kvd_buf *b)
+{
+    begin_block_event(j, "content_block_delta", b);
+    kvd_buf_printf(b, ",\"delta\":{\"type\":%s:",
                    e->kind == SRV_EVENT_TEXT ? "\"text_delta\",\"text\""
                                              : "\"input_json_delta\",\"partial_json\"");
     srv_put_string(b, e->text, e->len);
     kvd_buf_putc(b, '}');
-    end_event(b);
+    srv_typed_end(b);
 }
+
+static void close_block(srv_job *j, kvd_buf *b)
+{
+    begin_block_event(j, "content_block_stop", b);
+    srv_typed_end(b);
+}
+
+static const srv_piece_shape block_events = { open_block, put_more, close_block };
 
 static void put_end(const srv_job *j, kvd_buf *b)
 {
-    begin_event("message_delta", b);
+    srv_typed_begin("message_delta", b);
     kvd_buf_puts(b, ",\"delta\":{");
     put_stop(j, &j->answer, b);
     kvd_buf_puts(b, "},\"usage\":");
     put_usage(j, b);
     srv_put_extras(j, b);
-    end_event(b);
-    begin_event("message_stop", b);
-    end_event(b);
+    srv_typed_end(b);
+    srv_typed_begin("message_stop", b);
+    srv_typed_end(b);
 }
 
 static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
@@ -207,12 +193,9 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     case SRV_EVENT_TEXT:
     case SRV_EVENT_CALL:
     case SRV_EVENT_ARGUMENTS:
-        put_piece(j, e, b);
-        break;
     case SRV_EVENT_CALL_END:
     case SRV_EVENT_FINISH:
-        srv_collect(&j->answer, e);
-        close_block(j, b);
+        srv_piece_event(&block_events, j, e, b);
         break;
     case SRV_EVENT_END:
         put_end(j, b);

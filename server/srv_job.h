@@ -148,7 +148,7 @@ typedef struct srv_job {
     bool             has_role[SRV_CHOICE_MAX]; /* net thread: the stream has begun the choice */
     uint64_t         offset[SRV_CHOICE_MAX];   /* bytes of text that a stream has told so far */
     srv_answer       answer;                   /* of a stream, where its shape looks back */
-    bool             item_open;                /* the last piece of it is */
+    bool             piece_open;               /* the last piece of it is */
     uint32_t         n_said;                   /* events of a stream, where its shape counts them */
     pthread_mutex_t  lock;
     srv_event       *first, *last;

@@ -157,13 +157,8 @@ static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
 
 static void begin_event(srv_job *j, const char *type, kvd_buf *b)
 {
-    kvd_buf_printf(b, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%u", type, type,
-                   j->n_said++);
-}
-
-static void end_event(kvd_buf *b)
-{
-    kvd_buf_puts(b, "}\n\n");
+    srv_typed_begin(type, b);
+    kvd_buf_printf(b, ",\"sequence_number\":%u", j->n_said++);
 }
 
 static void say_response(srv *s, srv_job *j, const char *type, const srv_answer *a,
@@ -172,7 +167,7 @@ static void say_response(srv *s, srv_job *j, const char *type, const srv_answer 
     begin_event(j, type, b);
     kvd_buf_puts(b, ",\"response\":");
     put_response(s, j, a, error, b);
-    end_event(b);
+    srv_typed_end(b);
 }
 
 /* An event of the last item, up to what is its own. */
@@ -192,7 +187,7 @@ static void say_item(srv_job *j, const char *type, bool begins, kvd_buf *b)
     begin_event(j, type, b);
     kvd_buf_printf(b, ",\"output_index\":%u,\"item\":", i);
     put_item(j, &j->answer, i, begins, b);
-    end_event(b);
+    srv_typed_end(b);
 }
 
 static void say_part(srv_job *j, const char *type, const char *text, size_t len, kvd_buf *b)
@@ -200,55 +195,18 @@ static void say_part(srv_job *j, const char *type, const char *text, size_t len,
     begin_item_event(j, type, b);
     kvd_buf_puts(b, ",\"content_index\":0,\"part\":");
     put_part(text, len, b);
-    end_event(b);
+    srv_typed_end(b);
 }
 
-static void close_item(srv_job *j, kvd_buf *b)
+static void open_item(srv_job *j, const srv_event *e, kvd_buf *b)
 {
-    const srv_answer *a = &j->answer;
-    srv_piece         p;
-
-    if (!j->item_open || a->pieces.oom)
-        return;
-    j->item_open = false;
-    p            = srv_piece_at(a, srv_n_piece(a) - 1);
-    if (p.is_call) {
-        begin_item_event(j, "response.function_call_arguments.done", b);
-        kvd_buf_puts(b, ",\"name\":");
-        srv_put_string(b, a->said.data + p.name, p.n_name);
-        kvd_buf_puts(b, ",\"arguments\":");
-        srv_put_string(b, a->said.data + p.at, p.len);
-        end_event(b);
-    } else {
-        begin_item_event(j, "response.output_text.done", b);
-        kvd_buf_puts(b, ",\"content_index\":0,\"logprobs\":[],\"text\":");
-        srv_put_string(b, a->said.data + p.at, p.len);
-        end_event(b);
-        say_part(j, "response.content_part.done", a->said.data + p.at, p.len, b);
-    }
-    say_item(j, "response.output_item.done", false, b);
+    say_item(j, "response.output_item.added", true, b);
+    if (e->kind == SRV_EVENT_TEXT)
+        say_part(j, "response.content_part.added", "", 0, b);
 }
 
-static void say_piece(srv_job *j, const srv_event *e, kvd_buf *b)
+static void say_more(srv_job *j, const srv_event *e, kvd_buf *b)
 {
-    const bool begins =
-        e->kind == SRV_EVENT_CALL || (e->kind == SRV_EVENT_TEXT && srv_begins_text(&j->answer, e));
-
-    if (begins)
-        close_item(j, b);
-    srv_collect(&j->answer, e);
-    if (srv_answer_oom(&j->answer)) {
-        b->oom = true; /* ends the stream */
-        return;
-    }
-    if (begins) {
-        j->item_open = true;
-        say_item(j, "response.output_item.added", true, b);
-        if (e->kind == SRV_EVENT_TEXT)
-            say_part(j, "response.content_part.added", "", 0, b);
-    }
-    if (e->len == 0 || e->kind == SRV_EVENT_CALL)
-        return;
     begin_item_event(j,
                      e->kind == SRV_EVENT_TEXT ? "response.output_text.delta"
                                                : "response.function_call_arguments.delta",
@@ -257,15 +215,40 @@ static void say_piece(srv_job *j, const srv_event *e, kvd_buf *b)
         kvd_buf_puts(b, ",\"content_index\":0,\"logprobs\":[]");
     kvd_buf_puts(b, ",\"delta\":");
     srv_put_string(b, e->text, e->len);
-    end_event(b);
+    srv_typed_end(b);
 }
+
+static void close_item(srv_job *j, kvd_buf *b)
+{
+    const srv_answer *a    = &j->answer;
+    const srv_piece   p    = srv_piece_at(a, srv_n_piece(a) - 1);
+    const char       *text = a->said.data + p.at;
+
+    if (p.is_call) {
+        begin_item_event(j, "response.function_call_arguments.done", b);
+        kvd_buf_puts(b, ",\"name\":");
+        srv_put_string(b, a->said.data + p.name, p.n_name);
+        kvd_buf_puts(b, ",\"arguments\":");
+        srv_put_string(b, text, p.len);
+        srv_typed_end(b);
+    } else {
+        begin_item_event(j, "response.output_text.done", b);
+        kvd_buf_puts(b, ",\"content_index\":0,\"logprobs\":[],\"text\":");
+        srv_put_string(b, text, p.len);
+        srv_typed_end(b);
+        say_part(j, "response.content_part.done", text, p.len, b);
+    }
+    say_item(j, "response.output_item.done", false, b);
+}
+
+static const srv_piece_shape item_events = { open_item, say_more, close_item };
 
 static void say_error(srv *s, srv_job *j, const char *msg, kvd_buf *b)
 {
     begin_event(j, "error", b);
     kvd_buf_puts(b, ",\"code\":\"server_error\",\"param\":null,\"message\":");
     srv_put_text(b, msg);
-    end_event(b);
+    srv_typed_end(b);
     say_response(s, j, "response.failed", NULL, msg, b);
 }
 
@@ -283,12 +266,9 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     case SRV_EVENT_TEXT:
     case SRV_EVENT_CALL:
     case SRV_EVENT_ARGUMENTS:
-        say_piece(j, e, b);
-        break;
     case SRV_EVENT_CALL_END:
     case SRV_EVENT_FINISH:
-        srv_collect(&j->answer, e);
-        close_item(j, b);
+        srv_piece_event(&item_events, j, e, b);
         break;
     case SRV_EVENT_END:
         say_response(s, j,

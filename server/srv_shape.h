@@ -18,10 +18,20 @@ struct srv_shape {
 /* All events of a job that has ended, as its shape says it, or as an error. */
 void srv_shape_whole(srv *s, srv_job *j, srv_reply *r);
 
+/* Streams whose answer comes piece by piece: each is opened, told and closed before the next. */
+typedef struct srv_piece_shape {
+    void (*open)(srv_job *j, const srv_event *e, kvd_buf *b); /* by the event that begins it */
+    void (*more)(srv_job *j, const srv_event *e, kvd_buf *b); /* it has text */
+    void (*close)(srv_job *j, kvd_buf *b);
+} srv_piece_shape;
+/* TEXT, events of calls, FINISH: of the last piece of j->answer, which they are collected in. */
+void srv_piece_event(const srv_piece_shape *p, srv_job *j, const srv_event *e, kvd_buf *b);
+/* An event of a stream whose events have types, up to what is its own; and its end. */
+void srv_typed_begin(const char *type, kvd_buf *b);
+void srv_typed_end(kvd_buf *b);
+
 /* Parts that shapes share. */
-void srv_collect(srv_answer *a, const srv_event *e);
-/* TEXT: a piece begins with it. */
-bool      srv_begins_text(const srv_answer *a, const srv_event *e);
+void      srv_collect(srv_answer *a, const srv_event *e);
 uint32_t  srv_n_piece(const srv_answer *a);
 srv_piece srv_piece_at(const srv_answer *a, uint32_t i);
 void      srv_put_answer_text(const srv_answer *a, kvd_buf *b);
