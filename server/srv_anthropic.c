@@ -211,13 +211,6 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 /* ---- messages, brought to the form of OpenAI's chats -------------------------------------------
  */
 
-/* Takes m. */
-static bool add(srv_fields *f, json_t *list, json_t *m)
-{
-    return (m && json_array_append_new(list, m) == 0) ||
-           srv_fields_full(f, "no memory for the messages");
-}
-
 static bool add_said(srv_fields *f, json_t *list, const char *role, const kvd_buf *text,
                      json_t *calls)
 {
@@ -229,7 +222,7 @@ static bool add_said(srv_fields *f, json_t *list, const char *role, const kvd_bu
         json_decref(m);
         m = NULL;
     }
-    return add(f, list, m);
+    return srv_add(f, list, m);
 }
 
 static bool is_type(const json_t *block, const char *type)
@@ -253,23 +246,12 @@ static bool add_text(srv_fields *f, const json_t *block, const char *where, kvd_
 
 static bool add_result(srv_fields *f, json_t *list, const json_t *block, const char *where)
 {
-    json_t       *content = srv_get(block, "content"), *text;
-    const json_t *id      = srv_get(block, "tool_use_id");
+    json_t *content = srv_get(block, "content"), *id = srv_get(block, "tool_use_id");
 
     if (!json_is_string(id))
         return srv_fields_bad(f, where, "a tool_result has no tool_use_id");
-    if (!content)
-        text = json_string("");
-    else if (json_is_string(content))
-        text = json_incref(content);
-    else if (json_is_array(content))
-        text = srv_join_parts(f, content, where, "text");
-    else
-        return srv_fields_bad(f, where, "a result's content is neither a string nor a list");
-    if (f->bad)
-        return false;
-    return add(f, list,
-               json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", text));
+    return srv_add_result(f, list, id,
+                          content ? srv_text_of(f, content, "text", where) : json_string(""));
 }
 
 static bool add_use(srv_fields *f, json_t *calls, const json_t *block, const char *where)
@@ -279,9 +261,7 @@ static bool add_use(srv_fields *f, json_t *calls, const json_t *block, const cha
 
     if (!json_is_string(id) || !json_is_string(name) || !json_is_object(input))
         return srv_fields_bad(f, where, "a tool_use has no id, name or input");
-    return add(f, calls,
-               json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function",
-                         "name", name, "arguments", input));
+    return srv_add_call(f, calls, id, name, input);
 }
 
 /* Results are messages of their own, text around them is the user's, in their order. */
@@ -337,23 +317,6 @@ static bool add_assistant(srv_fields *f, json_t *list, const json_t *blocks, con
     return ok;
 }
 
-/* Text alone: a string, or blocks of it. */
-static bool add_plain(srv_fields *f, json_t *list, const char *role, json_t *content,
-                      const char *where)
-{
-    json_t *text;
-
-    if (json_is_string(content))
-        text = json_incref(content);
-    else if (json_is_array(content))
-        text = srv_join_parts(f, content, where, "text");
-    else
-        return srv_fields_bad(f, where, "content is neither a string nor a list of blocks");
-    if (f->bad)
-        return false;
-    return add(f, list, json_pack("{s:s, s:o}", "role", role, "content", text));
-}
-
 static bool add_message(srv_fields *f, json_t *list, const json_t *m, size_t i)
 {
     const char *role    = json_string_value(srv_get(m, "role"));
@@ -365,35 +328,32 @@ static bool add_message(srv_fields *f, json_t *list, const json_t *m, size_t i)
                   strcmp(role, "system") != 0))
         return srv_fields_bad(f, where, "role is none of user, assistant, system");
     if (!json_is_array(content) || *role == 's')
-        return add_plain(f, list, role, content, where);
+        return srv_add_message(f, list, role, content, "text", where);
     return *role == 'u' ? add_user(f, list, content, where)
                         : add_assistant(f, list, content, where);
 }
 
-/* NULL: they are not what they should be, as the reply says. */
-static json_t *get_messages(srv_fields *f)
+static bool add_messages(srv_fields *f, json_t *list)
 {
-    json_t     *in = srv_get(f->root, "messages"), *system = srv_get(f->root, "system");
-    json_t     *list = json_array(), *m;
-    const char *last = json_string_value(
-        srv_get(json_array_get(in, json_array_size(in) ? json_array_size(in) - 1 : 0), "role"));
-    size_t i;
+    json_t      *in = srv_get(f->root, "messages"), *system = srv_get(f->root, "system"), *m;
+    const size_t n = json_array_size(in);
+    const char  *last;
+    size_t       i;
 
-    if (!json_is_array(in) || json_array_size(in) == 0)
-        srv_fields_bad(f, "messages", "expected a list of messages");
-    else if (last && strcmp(last, "assistant") == 0)
-        srv_fields_bad(f, "messages", "the last one is the assistant's: answers cannot be begun");
-    if (system && !f->bad)
-        add_plain(f, list, "system", system, "system");
+    if (n == 0)
+        return srv_fields_bad(f, "messages", "expected a list of messages");
+    last = json_string_value(srv_get(json_array_get(in, n - 1), "role"));
+    if (last && strcmp(last, "assistant") == 0)
+        return srv_fields_bad(f, "messages",
+                              "the last one is the assistant's: answers cannot be begun");
+    if (system && !srv_add_message(f, list, "system", system, "text", "system"))
+        return false;
     json_array_foreach(in, i, m)
     {
-        if (f->bad || !add_message(f, list, m, i))
-            break;
+        if (!add_message(f, list, m, i))
+            return false;
     }
-    if (!f->bad)
-        return list;
-    json_decref(list);
-    return NULL;
+    return true;
 }
 
 /* ---- requests ----------------------------------------------------------------------------------
@@ -413,30 +373,9 @@ static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
         srv_fields_bad(f, "tools", "entry %zu: input_schema: expected a schema, an object", i);
     if (f->bad)
         return NULL;
-    return json_pack("{s:s, s:{s:O, s:O*, s:O, s:O*}}", "type", "function", "function", "name",
-                     name, "description", srv_get(tool, "description"), "parameters", schema,
-                     "strict", srv_get(tool, "strict"));
-}
-
-/* NULL: there are none, or they are not what they should be. */
-static json_t *get_functions(srv_fields *f)
-{
-    json_t *in = srv_get(f->root, "tools"), *tool, *list;
-    size_t  i;
-
-    if (!in)
-        return NULL;
-    if (!json_is_array(in))
-        srv_fields_bad(f, "tools", "expected a list of tools");
-    list = json_array();
-    json_array_foreach(in, i, tool)
-    {
-        json_t *function = function_of(f, tool, i);
-
-        if (f->bad || !add(f, list, function))
-            break;
-    }
-    return list;
+    return json_pack("{s:O, s:O*, s:O, s:O*}", "name", name, "description",
+                     srv_get(tool, "description"), "parameters", schema, "strict",
+                     srv_get(tool, "strict"));
 }
 
 static void get_choice(srv_fields *f, srv_tools *t)
@@ -471,9 +410,8 @@ static void get_output(srv_fields *f, srv_request *r)
 /* What both routes read: the prompt, with what belongs to it. */
 static bool get_request(srv_fields *f, srv_request *r)
 {
-    srv_tools     t         = { 0 };
-    json_t       *functions = NULL, *messages = NULL;
-    const json_t *shown;
+    static const srv_conversion conversion = { "output_config", function_of, add_messages };
+    srv_tools                   t          = { 0 };
 
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
     srv_get_params(f, r);
@@ -481,16 +419,7 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_stops(f, r, "stop_sequences");
     get_output(f, r);
     get_choice(f, &t);
-    if (!f->bad)
-        t.list = functions = get_functions(f);
-    shown = srv_use_tools(f, "output_config", &t, r);
-    if (!f->bad)
-        messages = get_messages(f);
-    if (messages)
-        srv_get_prompt(f, messages, shown, r);
-    json_decref(functions);
-    json_decref(messages);
-    return !f->bad;
+    return srv_get_converted(f, &conversion, &t, r);
 }
 
 static bool get_message(srv_fields *f, srv_request *r)

@@ -285,35 +285,16 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 /* ---- items, brought to the form of chats -------------------------------------------------------
  */
 
-/* Takes m. */
-static bool add(srv_fields *f, json_t *list, json_t *m)
-{
-    return (m && json_array_append_new(list, m) == 0) ||
-           srv_fields_full(f, "no memory for the input");
-}
-
-/* A string, or parts of text; NULL: neither, as the reply says. */
-static json_t *text_of(srv_fields *f, json_t *v, const char *kind, const char *where)
-{
-    if (json_is_string(v))
-        return json_incref(v);
-    if (json_is_array(v))
-        return srv_join_parts(f, v, where, kind);
-    srv_fields_bad(f, where, "expected a string or a list of parts");
-    return NULL;
-}
-
 static bool add_message(srv_fields *f, json_t *list, const json_t *item, const char *where)
 {
-    json_t     *role = srv_get(item, "role"), *text;
-    const char *name = json_string_value(role);
-    const bool  ours = name && strcmp(name, "assistant") == 0;
+    const char *role = json_string_value(srv_get(item, "role"));
+    const bool  ours = role && strcmp(role, "assistant") == 0;
 
-    if (!name || (!ours && strcmp(name, "user") != 0 && strcmp(name, "system") != 0 &&
-                  strcmp(name, "developer") != 0))
+    if (!role || (!ours && strcmp(role, "user") != 0 && strcmp(role, "system") != 0 &&
+                  strcmp(role, "developer") != 0))
         return srv_fields_bad(f, where, "role is none of user, assistant, system, developer");
-    text = text_of(f, srv_get(item, "content"), ours ? "output_text" : "input_text", where);
-    return !f->bad && add(f, list, json_pack("{s:O, s:o}", "role", role, "content", text));
+    return srv_add_message(f, list, role, srv_get(item, "content"),
+                           ours ? "output_text" : "input_text", where);
 }
 
 /* A call belongs to the assistant's message before it. */
@@ -328,27 +309,23 @@ static bool add_call(srv_fields *f, json_t *list, const json_t *item, const char
     if (!json_is_string(id) || !json_is_string(name) || !json_is_string(args))
         return srv_fields_bad(f, where, "a function_call has no call_id, name or arguments");
     if (!role || strcmp(role, "assistant") != 0) {
-        if (!add(f, list, json_pack("{s:s, s:s}", "role", "assistant", "content", "")))
+        if (!srv_add(f, list, json_pack("{s:s, s:s}", "role", "assistant", "content", "")))
             return false;
         last = json_array_get(list, n);
     }
     if (!srv_get(last, "tool_calls") && json_object_set_new(last, "tool_calls", json_array()) != 0)
-        return srv_fields_full(f, "no memory for the input");
-    return add(f, srv_get(last, "tool_calls"),
-               json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function",
-                         "name", name, "arguments", args));
+        return srv_fields_full(f, "no memory for the messages");
+    return srv_add_call(f, srv_get(last, "tool_calls"), id, name, args);
 }
 
 static bool add_output(srv_fields *f, json_t *list, const json_t *item, const char *where)
 {
-    json_t *id = srv_get(item, "call_id"), *text;
+    json_t *id = srv_get(item, "call_id");
 
     if (!json_is_string(id))
         return srv_fields_bad(f, where, "a function_call_output has no call_id");
-    text = text_of(f, srv_get(item, "output"), "input_text", where);
-    return !f->bad &&
-           add(f, list,
-               json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", text));
+    return srv_add_result(f, list, id,
+                          srv_text_of(f, srv_get(item, "output"), "input_text", where));
 }
 
 static bool add_item(srv_fields *f, json_t *list, const json_t *item, size_t i)
@@ -368,62 +345,42 @@ static bool add_item(srv_fields *f, json_t *list, const json_t *item, size_t i)
     return srv_fields_bad(f, where, "items of type \"%.40s\" are not supported here", type);
 }
 
-/* NULL: they are not what they should be, as the reply says. */
-static json_t *get_messages(srv_fields *f)
+static bool add_messages(srv_fields *f, json_t *list)
 {
-    json_t *in = srv_get(f->root, "input"), *first = srv_get(f->root, "instructions");
-    json_t *list = json_array(), *item;
+    json_t *in = srv_get(f->root, "input"), *first = srv_get(f->root, "instructions"), *item;
     size_t  i;
 
     if (first && !json_is_string(first))
-        srv_fields_bad(f, "instructions", "expected a string");
-    else if (first)
-        add(f, list, json_pack("{s:s, s:O}", "role", "system", "content", first));
-    if (json_is_string(in) && !f->bad)
-        add(f, list, json_pack("{s:s, s:O}", "role", "user", "content", in));
-    else if (!json_is_array(in) || json_array_size(in) == 0)
-        srv_fields_bad(f, "input", "expected a string or a list of items");
+        return srv_fields_bad(f, "instructions", "expected a string");
+    if (!json_is_string(in) && json_array_size(in) == 0)
+        return srv_fields_bad(f, "input", "expected a string or a list of items");
+    if (first && !srv_add_message(f, list, "system", first, "input_text", "instructions"))
+        return false;
+    if (json_is_string(in))
+        return srv_add_message(f, list, "user", in, "input_text", "input");
     json_array_foreach(in, i, item)
     {
-        if (f->bad || !add_item(f, list, item, i))
-            break;
+        if (!add_item(f, list, item, i))
+            return false;
     }
-    if (!f->bad)
-        return list;
-    json_decref(list);
-    return NULL;
+    return true;
 }
 
 /* ---- requests ----------------------------------------------------------------------------------
  */
 
-/* The function stands beside the type here, in chats below it.  NULL: there are no tools, or they
- * are not what they should be. */
-static json_t *get_functions(srv_fields *f)
+/* It stands beside the type here, in chats below it. */
+static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
 {
-    json_t *in = srv_get(f->root, "tools"), *tool, *list;
-    size_t  i;
+    const char *type = json_string_value(srv_get(tool, "type"));
 
-    if (!in)
+    if (!type || strcmp(type, "function") != 0) {
+        srv_fields_bad(f, "tools", "entry %zu is no tool of type function", i);
         return NULL;
-    if (!json_is_array(in))
-        srv_fields_bad(f, "tools", "expected a list of tools");
-    list = json_array();
-    json_array_foreach(in, i, tool)
-    {
-        const char *type = json_string_value(srv_get(tool, "type"));
-
-        if (!type || strcmp(type, "function") != 0)
-            srv_fields_bad(f, "tools", "entry %zu is no tool of type function", i);
-        if (f->bad ||
-            !add(f, list,
-                 json_pack("{s:s, s:{s:O*, s:O*, s:O*, s:O*}}", "type", "function", "function",
-                           "name", srv_get(tool, "name"), "description",
-                           srv_get(tool, "description"), "parameters", srv_get(tool, "parameters"),
-                           "strict", srv_get(tool, "strict"))))
-            break;
     }
-    return list;
+    return json_pack("{s:O*, s:O*, s:O*, s:O*}", "name", srv_get(tool, "name"), "description",
+                     srv_get(tool, "description"), "parameters", srv_get(tool, "parameters"),
+                     "strict", srv_get(tool, "strict"));
 }
 
 static void get_choice(srv_fields *f, srv_tools *t)
@@ -487,9 +444,8 @@ static bool keep_request(srv_fields *f, srv_request *r)
 
 static bool get_request(srv_fields *f, srv_request *r)
 {
-    srv_tools     t         = { 0 };
-    json_t       *functions = NULL, *messages = NULL;
-    const json_t *shown;
+    static const srv_conversion conversion = { "text", function_of, add_messages };
+    srv_tools                   t          = { 0 };
 
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
     srv_get_params(f, r);
@@ -497,16 +453,7 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_stops(f, r, "stop");
     get_text(f, r);
     get_choice(f, &t);
-    if (!f->bad)
-        t.list = functions = get_functions(f);
-    shown = srv_use_tools(f, "text", &t, r);
-    if (!f->bad)
-        messages = get_messages(f);
-    if (messages && keep_request(f, r))
-        srv_get_prompt(f, messages, shown, r);
-    json_decref(functions);
-    json_decref(messages);
-    return !f->bad;
+    return srv_get_converted(f, &conversion, &t, r) && keep_request(f, r);
 }
 
 static const srv_shape shape = {
