@@ -7,16 +7,12 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static const char *const names[] = {
-    "messages", "model", "system", "max_tokens", "temperature", "top_p", "top_k", "stop_sequences",
-    "stream", "tools", "tool_choice", "output_config",
-    /* ours */
-    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty",
-    "repeat_last_n", "seed", "logit_bias", "ignore_eos", "debug_cache", "cache_salt",
-    "add_generation_prompt", "chat_template_kwargs",
-    /* nothing to do for these */
-    "metadata", "cache_control", "user_profile_id", "workspace_id"
-};
+static const char *const names[] = { SRV_PARAM_NAMES, "messages", "system", "max_tokens",
+                                     "stop_sequences", "tools", "tool_choice", "output_config",
+                                     "add_generation_prompt", "chat_template_kwargs",
+                                     /* nothing to do for these */
+                                     "metadata", "cache_control", "user_profile_id",
+                                     "workspace_id" };
 
 static const srv_refused refused[] = { { "container", "" },
                                        { "context_management", "" },

@@ -6,15 +6,14 @@
 
 #define CHUNK "chat.completion.chunk"
 
-static const char *const names[] = {
-    "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
-    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty",
-    "repeat_last_n", "seed", "logit_bias", "stop", "n", "stream", "stream_options", "logprobs",
-    "top_logprobs", "ignore_eos", "response_format", "tools", "tool_choice", "parallel_tool_calls",
-    "return_progress", "debug_cache", "cache_salt", "add_generation_prompt", "chat_template_kwargs",
-    /* nothing to do for these */
-    "user", "metadata", "safety_identifier", "prompt_cache_key"
-};
+static const char *const names[] = { SRV_PARAM_NAMES, "messages", "max_tokens",
+                                     "max_completion_tokens", "stop", "n", "stream_options",
+                                     "logprobs", "top_logprobs", "response_format", "tools",
+                                     "tool_choice", "parallel_tool_calls", "return_progress",
+                                     "add_generation_prompt", "chat_template_kwargs",
+                                     /* nothing to do for these */
+                                     "user", "metadata", "safety_identifier", "prompt_cache_key" };
+
 static const srv_refused refused[] = { { "audio", "" },
                                        { "chat_template", "" },
                                        { "function_call", "\"none\" \"auto\"" },

@@ -7,15 +7,13 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static const char *const names[]   = { "prompt", "model", "max_tokens", "max_completion_tokens",
-                                       "temperature", "top_p", "top_k", "min_p", "presence_penalty",
-                                       "frequency_penalty", "repetition_penalty", "repeat_penalty",
-                                       "repeat_last_n", "seed", "logit_bias", "stop", "n", "stream",
-                                       "stream_options", "logprobs", "echo", "ignore_eos",
-                                       "response_format", "return_progress", "debug_cache",
-                                       "cache_salt", "best_of",
-                                       /* nothing to do for this */
-                                       "user" };
+static const char *const names[] = { SRV_PARAM_NAMES, "prompt", "max_tokens",
+                                     "max_completion_tokens", "stop", "n", "stream_options",
+                                     "logprobs", "echo", "response_format", "return_progress",
+                                     "best_of",
+                                     /* nothing to do for this */
+                                     "user" };
+
 static const srv_refused refused[] = { { "grammar", "\"\"" },  { "guided_json", "" },
                                        { "guided_regex", "" }, { "json_schema", "" },
                                        { "suffix", "\"\"" },   { "tools", "[]" } };

@@ -55,6 +55,11 @@ void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
 /* srv_params.c: fields that all requests for text share, and what is the server's where they say
  * nothing; those of chats and completions; stop strings. */
 void srv_get_params(srv_fields *f, srv_request *r);
+/* All that srv_get_params() reads but return_progress, which not every shape can tell. */
+#define SRV_PARAM_NAMES                                                                          \
+    "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",  \
+        "repetition_penalty", "repeat_penalty", "repeat_last_n", "seed", "logit_bias", "stream", \
+        "ignore_eos", "debug_cache", "cache_salt"
 void srv_get_choices(srv_fields *f, srv_request *r);
 void srv_get_stops(srv_fields *f, srv_request *r, const char *name);
 /* srv_format.c: a grammar becomes the request's; an error names the field.  Or that of a format,

@@ -9,14 +9,10 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static const char *const names[] = { "input", "model", "instructions", "max_output_tokens",
-                                     "temperature", "top_p", "stream", "stream_options", "text",
-                                     "tools", "tool_choice", "parallel_tool_calls",
-                                     /* ours */
-                                     "top_k", "min_p", "presence_penalty", "frequency_penalty",
-                                     "repetition_penalty", "repeat_penalty", "repeat_last_n",
-                                     "seed", "logit_bias", "stop", "ignore_eos", "debug_cache",
-                                     "cache_salt", "add_generation_prompt", "chat_template_kwargs",
+static const char *const names[] = { SRV_PARAM_NAMES, "input", "instructions", "max_output_tokens",
+                                     "stream_options", "text", "tools", "tool_choice",
+                                     "parallel_tool_calls", "stop", "add_generation_prompt",
+                                     "chat_template_kwargs",
                                      /* nothing to do for these */
                                      "metadata", "user", "safety_identifier", "prompt_cache_key" };
 
