@@ -7,16 +7,12 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static const char *const names[] = {
-    "messages", "model", "system", "max_tokens", "temperature", "top_p", "top_k", "stop_sequences",
-    "stream", "tools", "tool_choice", "output_config",
-    /* ours */
-    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty",
-    "repeat_last_n", "seed", "logit_bias", "ignore_eos", "debug_cache", "cache_salt",
-    "add_generation_prompt", "chat_template_kwargs",
-    /* nothing to do for these */
-    "metadata", "cache_control", "user_profile_id", "workspace_id"
-};
+static const char *const names[] = { SRV_PARAM_NAMES, "messages", "system", "max_tokens",
+                                     "stop_sequences", "tools", "tool_choice", "output_config",
+                                     "add_generation_prompt", "chat_template_kwargs",
+                                     /* nothing to do for these */
+                                     "metadata", "cache_control", "user_profile_id",
+                                     "workspace_id" };
 
 static const srv_refused refused[] = { { "container", "" },
                                        { "context_management", "" },
@@ -117,22 +113,12 @@ static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
 /* ---- streams ------------------------------------------------------------------------------------
  */
 
-static void begin_event(const char *type, kvd_buf *b)
-{
-    kvd_buf_printf(b, "event: %s\ndata: {\"type\":\"%s\"", type, type);
-}
-
-static void end_event(kvd_buf *b)
-{
-    kvd_buf_puts(b, "}\n\n");
-}
-
 static void put_start(const srv *s, srv_job *j, kvd_buf *b)
 {
     if (j->has_role[0])
         return;
     j->has_role[0] = true;
-    begin_event("message_start", b);
+    srv_typed_begin("message_start", b);
     kvd_buf_puts(b, ",\"message\":");
     put_head(s, j, b);
     kvd_buf_printf(b,
@@ -140,60 +126,56 @@ static void put_start(const srv *s, srv_job *j, kvd_buf *b)
                    "{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,"
                    "\"cache_read_input_tokens\":0,\"output_tokens\":0}}",
                    j->req.input[0].n);
-    end_event(b);
+    srv_typed_end(b);
 }
 
-static void close_block(srv_job *j, kvd_buf *b)
+/* The last block's. */
+static void begin_block_event(const srv_job *j, const char *type, kvd_buf *b)
 {
-    if (!j->item_open)
-        return;
-    j->item_open = false;
-    begin_event("content_block_stop", b);
+    srv_typed_begin(type, b);
     kvd_buf_printf(b, ",\"index\":%u", srv_n_piece(&j->answer) - 1);
-    end_event(b);
 }
 
-/* Text, a call or more of it; a block begins where the answer has one more piece by it. */
-static void put_piece(srv_job *j, const srv_event *e, kvd_buf *b)
+static void open_block(srv_job *j, const srv_event *e, kvd_buf *b)
 {
-    const uint32_t was = srv_n_piece(&j->answer);
-    const bool     begins =
-        e->kind == SRV_EVENT_CALL || (e->kind == SRV_EVENT_TEXT && srv_begins_text(&j->answer, e));
+    begin_block_event(j, "content_block_start", b);
+    kvd_buf_puts(b, ",\"content_block\":");
+    if (e->kind == SRV_EVENT_CALL)
+        put_tool_use(j, e->call, e->text, e->len, b);
+    kvd_buf_puts(b, e->kind == SRV_EVENT_CALL ? "{}}" : "{\"type\":\"text\",\"text\":\"\"}");
+    srv_typed_end(b);
+}
 
-    if (begins)
-        close_block(j, b);
-    srv_collect(&j->answer, e);
-    if (begins) {
-        j->item_open = true;
-        begin_event("content_block_start", b);
-        kvd_buf_printf(b, ",\"index\":%u,\"content_block\":", was);
-        if (e->kind == SRV_EVENT_CALL)
-            put_tool_use(j, e->call, e->text, e->len, b);
-        kvd_buf_puts(b, e->kind == SRV_EVENT_CALL ? "{}}" : "{\"type\":\"text\",\"text\":\"\"}");
-        end_event(b);
-    }
-    if (e->len == 0 || e->kind == SRV_EVENT_CALL)
-        return;
-    begin_event("content_block_delta", b);
-    kvd_buf_printf(b, ",\"index\":%u,\"delta\":{\"type\":%s:", srv_n_piece(&j->answer) - 1,
+static void put_more(srv_job *j, const srv_event *e, kvd_buf *b)
+{
+    begin_block_event(j, "content_block_delta", b);
+    kvd_buf_printf(b, ",\"delta\":{\"type\":%s:",
                    e->kind == SRV_EVENT_TEXT ? "\"text_delta\",\"text\""
                                              : "\"input_json_delta\",\"partial_json\"");
     srv_put_string(b, e->text, e->len);
     kvd_buf_putc(b, '}');
-    end_event(b);
+    srv_typed_end(b);
 }
+
+static void close_block(srv_job *j, kvd_buf *b)
+{
+    begin_block_event(j, "content_block_stop", b);
+    srv_typed_end(b);
+}
+
+static const srv_piece_shape block_events = { open_block, put_more, close_block };
 
 static void put_end(const srv_job *j, kvd_buf *b)
 {
-    begin_event("message_delta", b);
+    srv_typed_begin("message_delta", b);
     kvd_buf_puts(b, ",\"delta\":{");
     put_stop(j, &j->answer, b);
     kvd_buf_puts(b, "},\"usage\":");
     put_usage(j, b);
     srv_put_extras(j, b);
-    end_event(b);
-    begin_event("message_stop", b);
-    end_event(b);
+    srv_typed_end(b);
+    srv_typed_begin("message_stop", b);
+    srv_typed_end(b);
 }
 
 static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
@@ -207,12 +189,9 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     case SRV_EVENT_TEXT:
     case SRV_EVENT_CALL:
     case SRV_EVENT_ARGUMENTS:
-        put_piece(j, e, b);
-        break;
     case SRV_EVENT_CALL_END:
     case SRV_EVENT_FINISH:
-        srv_collect(&j->answer, e);
-        close_block(j, b);
+        srv_piece_event(&block_events, j, e, b);
         break;
     case SRV_EVENT_END:
         put_end(j, b);
@@ -225,20 +204,8 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     }
 }
 
-static const srv_shape shape = { .prefix    = "msg_",
-                                 .keepalive = "event: ping\ndata: {\"type\":\"ping\"}\n\n",
-                                 .event     = event,
-                                 .whole     = whole };
-
 /* ---- messages, brought to the form of OpenAI's chats -------------------------------------------
  */
-
-/* Takes m. */
-static bool add(srv_fields *f, json_t *list, json_t *m)
-{
-    return (m && json_array_append_new(list, m) == 0) ||
-           srv_fields_full(f, "no memory for the messages");
-}
 
 static bool add_said(srv_fields *f, json_t *list, const char *role, const kvd_buf *text,
                      json_t *calls)
@@ -251,7 +218,7 @@ static bool add_said(srv_fields *f, json_t *list, const char *role, const kvd_bu
         json_decref(m);
         m = NULL;
     }
-    return add(f, list, m);
+    return srv_add(f, list, m);
 }
 
 static bool is_type(const json_t *block, const char *type)
@@ -275,23 +242,12 @@ static bool add_text(srv_fields *f, const json_t *block, const char *where, kvd_
 
 static bool add_result(srv_fields *f, json_t *list, const json_t *block, const char *where)
 {
-    json_t       *content = srv_get(block, "content"), *text;
-    const json_t *id      = srv_get(block, "tool_use_id");
+    json_t *content = srv_get(block, "content"), *id = srv_get(block, "tool_use_id");
 
     if (!json_is_string(id))
         return srv_fields_bad(f, where, "a tool_result has no tool_use_id");
-    if (!content)
-        text = json_string("");
-    else if (json_is_string(content))
-        text = json_incref(content);
-    else if (json_is_array(content))
-        text = srv_join_parts(f, content, where, "text");
-    else
-        return srv_fields_bad(f, where, "a result's content is neither a string nor a list");
-    if (f->bad)
-        return false;
-    return add(f, list,
-               json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", text));
+    return srv_add_result(f, list, id,
+                          content ? srv_text_of(f, content, "text", where) : json_string(""));
 }
 
 static bool add_use(srv_fields *f, json_t *calls, const json_t *block, const char *where)
@@ -301,9 +257,7 @@ static bool add_use(srv_fields *f, json_t *calls, const json_t *block, const cha
 
     if (!json_is_string(id) || !json_is_string(name) || !json_is_object(input))
         return srv_fields_bad(f, where, "a tool_use has no id, name or input");
-    return add(f, calls,
-               json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function",
-                         "name", name, "arguments", input));
+    return srv_add_call(f, calls, id, name, input);
 }
 
 /* Results are messages of their own, text around them is the user's, in their order. */
@@ -359,23 +313,6 @@ static bool add_assistant(srv_fields *f, json_t *list, const json_t *blocks, con
     return ok;
 }
 
-/* Text alone: a string, or blocks of it. */
-static bool add_plain(srv_fields *f, json_t *list, const char *role, json_t *content,
-                      const char *where)
-{
-    json_t *text;
-
-    if (json_is_string(content))
-        text = json_incref(content);
-    else if (json_is_array(content))
-        text = srv_join_parts(f, content, where, "text");
-    else
-        return srv_fields_bad(f, where, "content is neither a string nor a list of blocks");
-    if (f->bad)
-        return false;
-    return add(f, list, json_pack("{s:s, s:o}", "role", role, "content", text));
-}
-
 static bool add_message(srv_fields *f, json_t *list, const json_t *m, size_t i)
 {
     const char *role    = json_string_value(srv_get(m, "role"));
@@ -387,35 +324,32 @@ static bool add_message(srv_fields *f, json_t *list, const json_t *m, size_t i)
                   strcmp(role, "system") != 0))
         return srv_fields_bad(f, where, "role is none of user, assistant, system");
     if (!json_is_array(content) || *role == 's')
-        return add_plain(f, list, role, content, where);
+        return srv_add_message(f, list, role, content, "text", where);
     return *role == 'u' ? add_user(f, list, content, where)
                         : add_assistant(f, list, content, where);
 }
 
-/* NULL: they are not what they should be, as the reply says. */
-static json_t *get_messages(srv_fields *f)
+static bool add_messages(srv_fields *f, json_t *list)
 {
-    json_t     *in = srv_get(f->root, "messages"), *system = srv_get(f->root, "system");
-    json_t     *list = json_array(), *m;
-    const char *last = json_string_value(
-        srv_get(json_array_get(in, json_array_size(in) ? json_array_size(in) - 1 : 0), "role"));
-    size_t i;
+    json_t      *in = srv_get(f->root, "messages"), *system = srv_get(f->root, "system"), *m;
+    const size_t n = json_array_size(in);
+    const char  *last;
+    size_t       i;
 
-    if (!json_is_array(in) || json_array_size(in) == 0)
-        srv_fields_bad(f, "messages", "expected a list of messages");
-    else if (last && strcmp(last, "assistant") == 0)
-        srv_fields_bad(f, "messages", "the last one is the assistant's: answers cannot be begun");
-    if (system && !f->bad)
-        add_plain(f, list, "system", system, "system");
+    if (n == 0)
+        return srv_fields_bad(f, "messages", "expected a list of messages");
+    last = json_string_value(srv_get(json_array_get(in, n - 1), "role"));
+    if (last && strcmp(last, "assistant") == 0)
+        return srv_fields_bad(f, "messages",
+                              "the last one is the assistant's: answers cannot be begun");
+    if (system && !srv_add_message(f, list, "system", system, "text", "system"))
+        return false;
     json_array_foreach(in, i, m)
     {
-        if (f->bad || !add_message(f, list, m, i))
-            break;
+        if (!add_message(f, list, m, i))
+            return false;
     }
-    if (!f->bad)
-        return list;
-    json_decref(list);
-    return NULL;
+    return true;
 }
 
 /* ---- requests ----------------------------------------------------------------------------------
@@ -435,30 +369,9 @@ static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
         srv_fields_bad(f, "tools", "entry %zu: input_schema: expected a schema, an object", i);
     if (f->bad)
         return NULL;
-    return json_pack("{s:s, s:{s:O, s:O*, s:O, s:O*}}", "type", "function", "function", "name",
-                     name, "description", srv_get(tool, "description"), "parameters", schema,
-                     "strict", srv_get(tool, "strict"));
-}
-
-/* NULL: there are none, or they are not what they should be. */
-static json_t *get_functions(srv_fields *f)
-{
-    json_t *in = srv_get(f->root, "tools"), *tool, *list;
-    size_t  i;
-
-    if (!in)
-        return NULL;
-    if (!json_is_array(in))
-        srv_fields_bad(f, "tools", "expected a list of tools");
-    list = json_array();
-    json_array_foreach(in, i, tool)
-    {
-        json_t *function = function_of(f, tool, i);
-
-        if (f->bad || !add(f, list, function))
-            break;
-    }
-    return list;
+    return json_pack("{s:O, s:O*, s:O, s:O*}", "name", name, "description",
+                     srv_get(tool, "description"), "parameters", schema, "strict",
+                     srv_get(tool, "strict"));
 }
 
 static void get_choice(srv_fields *f, srv_tools *t)
@@ -493,9 +406,8 @@ static void get_output(srv_fields *f, srv_request *r)
 /* What both routes read: the prompt, with what belongs to it. */
 static bool get_request(srv_fields *f, srv_request *r)
 {
-    srv_tools     t         = { 0 };
-    json_t       *functions = NULL, *messages = NULL;
-    const json_t *shown;
+    static const srv_conversion conversion = { "output_config", function_of, add_messages };
+    srv_tools                   t          = { 0 };
 
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
     srv_get_params(f, r);
@@ -503,47 +415,34 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_stops(f, r, "stop_sequences");
     get_output(f, r);
     get_choice(f, &t);
-    if (!f->bad)
-        t.list = functions = get_functions(f);
-    shown = srv_use_tools(f, "output_config", &t, r);
-    if (!f->bad)
-        messages = get_messages(f);
-    if (messages)
-        srv_get_prompt(f, messages, shown, r);
-    json_decref(functions);
-    json_decref(messages);
-    return !f->bad;
+    return srv_get_converted(f, &conversion, &t, r);
 }
 
-static void answer(srv *s, srv_call *c, bool count)
+static bool get_message(srv_fields *f, srv_request *r)
 {
-    srv_fields f;
-    srv_job   *j = srv_job_new();
-
-    if (!j) {
-        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
-        return;
-    }
-    if (srv_fields_open(&f, s, c)) {
-        if (!count && !srv_get(f.root, "max_tokens"))
-            srv_fields_bad(&f, "max_tokens", "is missing");
-        if (!f.bad && get_request(&f, &j->req) && !count) {
-            srv_submit(s, c, j, &shape);
-        } else if (!f.bad) {
-            c->reply.status = 200;
-            kvd_buf_printf(&c->reply.body, "{\"input_tokens\":%u}", j->req.input[0].n);
-        }
-    }
-    srv_fields_close(&f);
-    srv_job_unref(j);
+    if (!srv_get(f->root, "max_tokens"))
+        return srv_fields_bad(f, "max_tokens", "is missing");
+    return get_request(f, r);
 }
+
+static const srv_shape shape = { .prefix    = "msg_",
+                                 .keepalive = "event: ping\ndata: {\"type\":\"ping\"}\n\n",
+                                 .request   = get_message,
+                                 .event     = event,
+                                 .whole     = whole };
 
 void srv_route_messages(srv *s, srv_call *c)
 {
-    answer(s, c, false);
+    srv_submit(s, c, &shape);
 }
 
 void srv_route_count(srv *s, srv_call *c)
 {
-    answer(s, c, true);
+    srv_job *j = srv_read_job(s, c, get_request);
+
+    if (j) {
+        c->reply.status = 200;
+        kvd_buf_printf(&c->reply.body, "{\"input_tokens\":%u}", j->req.input[0].n);
+    }
+    srv_job_unref(j);
 }

@@ -6,15 +6,14 @@
 
 #define CHUNK "chat.completion.chunk"
 
-static const char *const names[] = {
-    "messages", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k",
-    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty",
-    "repeat_last_n", "seed", "logit_bias", "stop", "n", "stream", "stream_options", "logprobs",
-    "top_logprobs", "ignore_eos", "response_format", "tools", "tool_choice", "parallel_tool_calls",
-    "return_progress", "debug_cache", "cache_salt", "add_generation_prompt", "chat_template_kwargs",
-    /* nothing to do for these */
-    "user", "metadata", "safety_identifier", "prompt_cache_key"
-};
+static const char *const names[] = { SRV_PARAM_NAMES, "messages", "max_tokens",
+                                     "max_completion_tokens", "stop", "n", "stream_options",
+                                     "logprobs", "top_logprobs", "response_format", "tools",
+                                     "tool_choice", "parallel_tool_calls", "return_progress",
+                                     "add_generation_prompt", "chat_template_kwargs",
+                                     /* nothing to do for these */
+                                     "user", "metadata", "safety_identifier", "prompt_cache_key" };
+
 static const srv_refused refused[] = { { "audio", "" },
                                        { "chat_template", "" },
                                        { "function_call", "\"none\" \"auto\"" },
@@ -193,36 +192,30 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     }
 }
 
-static const srv_shape shape = { .prefix = "chatcmpl-", .event = event, .whole = whole };
-
 /* ---- requests ----------------------------------------------------------------------------------
  */
 
+static bool get_request(srv_fields *f, srv_request *r)
+{
+    const json_t *tools;
+
+    srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
+    srv_get_params(f, r);
+    srv_get_choices(f, r);
+    srv_get_format(f, "response_format", srv_get_object(f, f->root, "response_format"), r);
+    tools = srv_get_tools(f, r);
+    srv_get_bool(f, f->root, "logprobs", &r->logprobs);
+    srv_get_u32(f, f->root, "top_logprobs", 0, SRV_TOP_MAX, &r->n_top);
+    if (r->n_top && !r->logprobs)
+        srv_fields_bad(f, "top_logprobs", "only with logprobs");
+    return !f->bad && srv_get_prompt(f, srv_get(f->root, "messages"), tools, r);
+}
+
+static const srv_shape shape = {
+    .prefix = "chatcmpl-", .request = get_request, .event = event, .whole = whole
+};
+
 void srv_route_chat(srv *s, srv_call *c)
 {
-    srv_fields f;
-    srv_job   *j = srv_job_new();
-
-    if (!j) {
-        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
-        return;
-    }
-    if (srv_fields_open(&f, s, c)) {
-        srv_request  *r = &j->req;
-        const json_t *tools;
-
-        srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
-        srv_get_params(&f, r);
-        srv_get_choices(&f, r);
-        srv_get_format(&f, "response_format", srv_get_object(&f, f.root, "response_format"), r);
-        tools = srv_get_tools(&f, r);
-        srv_get_bool(&f, f.root, "logprobs", &r->logprobs);
-        srv_get_u32(&f, f.root, "top_logprobs", 0, SRV_TOP_MAX, &r->n_top);
-        if (r->n_top && !r->logprobs)
-            srv_fields_bad(&f, "top_logprobs", "only with logprobs");
-        if (!f.bad && srv_get_prompt(&f, srv_get(f.root, "messages"), tools, r))
-            srv_submit(s, c, j, &shape);
-    }
-    srv_fields_close(&f);
-    srv_job_unref(j);
+    srv_submit(s, c, &shape);
 }

@@ -7,15 +7,13 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static const char *const names[]   = { "prompt", "model", "max_tokens", "max_completion_tokens",
-                                       "temperature", "top_p", "top_k", "min_p", "presence_penalty",
-                                       "frequency_penalty", "repetition_penalty", "repeat_penalty",
-                                       "repeat_last_n", "seed", "logit_bias", "stop", "n", "stream",
-                                       "stream_options", "logprobs", "echo", "ignore_eos",
-                                       "response_format", "return_progress", "debug_cache",
-                                       "cache_salt", "best_of",
-                                       /* nothing to do for this */
-                                       "user" };
+static const char *const names[] = { SRV_PARAM_NAMES, "prompt", "max_tokens",
+                                     "max_completion_tokens", "stop", "n", "stream_options",
+                                     "logprobs", "echo", "response_format", "return_progress",
+                                     "best_of",
+                                     /* nothing to do for this */
+                                     "user" };
+
 static const srv_refused refused[] = { { "grammar", "\"\"" },  { "guided_json", "" },
                                        { "guided_regex", "" }, { "json_schema", "" },
                                        { "suffix", "\"\"" },   { "tools", "[]" } };
@@ -151,8 +149,6 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     }
 }
 
-static const srv_shape shape = { .prefix = "cmpl-", .event = event, .whole = whole };
-
 /* ---- requests ----------------------------------------------------------------------------------
  */
 
@@ -224,32 +220,28 @@ static void get_logprobs(srv_fields *f, srv_request *r)
     r->logprobs = v != NULL;
 }
 
+static bool get_request(srv_fields *f, srv_request *r)
+{
+    uint32_t best_of;
+
+    srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
+    srv_get_params(f, r);
+    srv_get_choices(f, r);
+    srv_get_format(f, "response_format", srv_get_object(f, f->root, "response_format"), r);
+    if (r->n_max == UINT32_MAX)
+        r->n_max = N_MAX_DEFAULT;
+    best_of = r->n;
+    srv_get_u32(f, f->root, "best_of", r->n, r->n, &best_of);
+    get_logprobs(f, r);
+    srv_get_bool(f, f->root, "echo", &r->echo);
+    return !f->bad && get_prompts(f, r);
+}
+
+static const srv_shape shape = {
+    .prefix = "cmpl-", .request = get_request, .event = event, .whole = whole
+};
+
 void srv_route_completion(srv *s, srv_call *c)
 {
-    srv_fields f;
-    srv_job   *j = srv_job_new();
-
-    if (!j) {
-        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
-        return;
-    }
-    if (srv_fields_open(&f, s, c)) {
-        srv_request *r = &j->req;
-        uint32_t     best_of;
-
-        srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
-        srv_get_params(&f, r);
-        srv_get_choices(&f, r);
-        srv_get_format(&f, "response_format", srv_get_object(&f, f.root, "response_format"), r);
-        if (r->n_max == UINT32_MAX)
-            r->n_max = N_MAX_DEFAULT;
-        best_of = r->n;
-        srv_get_u32(&f, f.root, "best_of", r->n, r->n, &best_of);
-        get_logprobs(&f, r);
-        srv_get_bool(&f, f.root, "echo", &r->echo);
-        if (!f.bad && get_prompts(&f, r))
-            srv_submit(s, c, j, &shape);
-    }
-    srv_fields_close(&f);
-    srv_job_unref(j);
+    srv_submit(s, c, &shape);
 }

@@ -106,27 +106,26 @@ static void clear(srv_engine *e)
 /* What has come from outside; false: the thread ends. */
 static bool take_inbox(srv_engine *e)
 {
-    srv_job *job[SRV_CHOICE_MAX];
-    uint32_t n;
+    srv_job *inbox;
     bool     clear_asked;
     srv_stop stop;
 
     pthread_mutex_lock(&e->lock);
-    n = e->n_inbox;
-    memcpy(job, e->inbox, n * sizeof(*job));
-    e->n_inbox  = 0;
-    e->nudged   = false;
-    clear_asked = e->clear_asked;
-    stop        = e->stop;
+    inbox    = e->inbox;
+    e->inbox = e->inbox_last = NULL;
+    e->nudged                = false;
+    clear_asked              = e->clear_asked;
+    stop                     = e->stop;
     take_view(e, false);
     pthread_mutex_unlock(&e->lock);
 
-    for (uint32_t i = 0; i < n; i++) {
-        begin_job(e, job[i]);
-        srv_job_unref(job[i]);
+    for (srv_job *j = inbox, *next; j; j = next) {
+        next = j->next_in;
+        begin_job(e, j);
+        srv_job_unref(j);
     }
     if (stop == SRV_STOP_NOW)
-        srv_step_fail_all(e, 503, "the server is stopping");
+        srv_step_fail_all(e, 503, e->broken ? e->why.msg : "the server is stopping");
     srv_sched_drop_canceled(e);
     if (clear_asked)
         clear(e);
@@ -169,16 +168,18 @@ static void *run(void *arg)
 {
     srv_engine *e = arg;
 
-    while (take_inbox(e) && !e->broken) {
+    while (!e->broken && take_inbox(e)) {
         srv_sched_admit(e);
         srv_sched_make_room(e);
         if (!srv_step_run(e))
             rest(e);
     }
-    if (e->broken)
-        srv_sched_drop_canceled(e);
-    else
+    if (e->broken) { /* what has come during the last step is told as well */
+        srv_engine_stop(e, SRV_STOP_NOW);
+        take_inbox(e);
+    } else {
         (void)!kvd_session_flush(e->p.session, NULL);
+    }
     pthread_mutex_lock(&e->lock);
     e->stop = SRV_STOP_NOW;
     pthread_cond_broadcast(&e->cleared);
@@ -227,8 +228,10 @@ void srv_engine_close(srv_engine *e)
         return;
     if (e->has_thread)
         pthread_join(e->thread, NULL);
-    for (uint32_t i = 0; i < e->n_inbox; i++)
-        srv_job_unref(e->inbox[i]);
+    for (srv_job *j = e->inbox, *next; j; j = next) {
+        next = j->next_in;
+        srv_job_unref(j);
+    }
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->cleared);
     pthread_mutex_destroy(&e->lock);
@@ -254,13 +257,17 @@ kvd_status srv_engine_submit(srv_engine *e, srv_job *j, kvd_err *err)
     if (e->stop != SRV_RUN) {
         e->counts.n_rejected[SRV_REJECT_STOPPING]++;
         st = kvd_fail(err, KVD_E_CANCELED, 0, "the server is stopping");
-    } else if (e->n_waiting >= e->p.n_queue || e->n_inbox == KVD_COUNTOF(e->inbox)) {
+    } else if (e->n_waiting >= e->p.n_queue) {
         e->counts.n_rejected[SRV_REJECT_QUEUE]++;
         st = kvd_fail(err, KVD_E_BUSY, 0, "%u requests are waiting", e->n_waiting);
     } else {
         srv_job_ref(j);
-        j->submit_ns           = kvd_now_ns();
-        e->inbox[e->n_inbox++] = j;
+        j->submit_ns = kvd_now_ns();
+        if (e->inbox_last)
+            e->inbox_last->next_in = j;
+        else
+            e->inbox = j;
+        e->inbox_last = j;
         e->n_waiting++;
         e->nudged = true;
         pthread_cond_signal(&e->wake);
@@ -283,6 +290,7 @@ void srv_engine_stop(srv_engine *e, srv_stop how)
     e->stop   = how > e->stop ? how : e->stop;
     e->nudged = true;
     pthread_cond_signal(&e->wake);
+    pthread_cond_broadcast(&e->cleared);
     pthread_mutex_unlock(&e->lock);
 }
 

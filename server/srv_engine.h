@@ -239,9 +239,8 @@ struct srv_engine {
     bool            has_thread;
     pthread_mutex_t lock;
     pthread_cond_t  wake, cleared;
-    srv_job        *inbox[SRV_CHOICE_MAX]; /* under the lock from here on */
-    uint32_t        n_inbox;
-    uint32_t        n_waiting; /* jobs, those of the inbox included */
+    srv_job        *inbox, *inbox_last; /* under the lock from here on */
+    uint32_t        n_waiting;          /* jobs, those of the inbox included */
     srv_stop        stop;
     bool            nudged; /* something has changed outside */
     bool            clear_asked;
@@ -293,6 +292,7 @@ bool srv_step_run(srv_engine *e); /* false: there was nothing to evaluate */
 void srv_step_finish(srv_engine *e, srv_slot *s, srv_finish why, int32_t stop);
 /* The job gets an error; its generations go. */
 void srv_step_fail(srv_engine *e, srv_job *j, int status, const char *msg);
+void srv_step_fail_err(srv_engine *e, srv_job *j, const kvd_err *err); /* the library's */
 void srv_step_fail_all(srv_engine *e, int status, const char *msg);
 /* Adds an event and tells the net thread; e NULL: there was no memory for it. */
 void srv_tell(srv_engine *e, srv_job *j, srv_event *ev);

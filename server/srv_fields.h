@@ -55,6 +55,11 @@ void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
 /* srv_params.c: fields that all requests for text share, and what is the server's where they say
  * nothing; those of chats and completions; stop strings. */
 void srv_get_params(srv_fields *f, srv_request *r);
+/* All that srv_get_params() reads but return_progress, which not every shape can tell. */
+#define SRV_PARAM_NAMES                                                                          \
+    "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",  \
+        "repetition_penalty", "repeat_penalty", "repeat_last_n", "seed", "logit_bias", "stream", \
+        "ignore_eos", "debug_cache", "cache_salt"
 void srv_get_choices(srv_fields *f, srv_request *r);
 void srv_get_stops(srv_fields *f, srv_request *r, const char *name);
 /* srv_format.c: a grammar becomes the request's; an error names the field.  Or that of a format,
@@ -90,8 +95,29 @@ bool srv_render(srv_fields *f, json_t *messages, const json_t *tools, char **tex
                 kvd_span **spans, size_t *n_span);
 /* The same, as the request's only input. */
 bool srv_get_prompt(srv_fields *f, json_t *messages, const json_t *tools, srv_request *r);
-/* A list of parts of text, each on a line of its own; NULL: it is something else, as `where` says,
- * whose parts have the type `type`. */
+
+/* srv_convert.c: other shapes' chats.  Appends m, which it takes; NULL: there was no memory for it.
+ */
+bool srv_add(srv_fields *f, json_t *list, json_t *m);
+/* A string, or parts of text; NULL: neither, as `where` says. */
+json_t *srv_text_of(srv_fields *f, json_t *v, const char *type, const char *where);
+/* A message; a call; the message with a call's result, whose text it takes. */
+bool srv_add_message(srv_fields *f, json_t *list, const char *role, json_t *content,
+                     const char *type, const char *where);
+bool srv_add_call(srv_fields *f, json_t *calls, json_t *id, json_t *name, json_t *arguments);
+bool srv_add_result(srv_fields *f, json_t *list, json_t *id, json_t *text);
+/* Entry i of "tools" as a chat's "function"; an error is told. */
+typedef json_t *srv_function_of(srv_fields *f, const json_t *tool, size_t i);
+typedef struct srv_conversion {
+    const char      *format; /* the field that cannot be together with tools */
+    srv_function_of *function_of;
+    bool (*add_messages)(srv_fields *f, json_t *list);
+} srv_conversion;
+/* The request's prompt and grammar, by its messages and tools; of t all but the list is known. */
+bool srv_get_converted(srv_fields *f, const srv_conversion *to, srv_tools *t, srv_request *r);
+
+/* srv_messages.c: a list of parts of text, each on a line of its own; NULL: it is something else,
+ * as `where` says, whose parts have the type `type`. */
 json_t *srv_join_parts(srv_fields *f, const json_t *parts, const char *where, const char *type);
 
 #endif

@@ -87,7 +87,7 @@ static void *on_uri(void *cls, const char *uri, struct MHD_Connection *c)
 
 static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *url)
 {
-    srv_call *call = conn_of(c) ? kvd_calloc(1, sizeof(*call)) : NULL;
+    srv_call *call = conn_of(c) && !s->closing ? kvd_calloc(1, sizeof(*call)) : NULL;
 
     if (!call)
         return NULL;
@@ -267,7 +267,7 @@ static void fill(srv_call *c)
     }
     if (was_full && !srv_job_full(j))
         srv_engine_nudge(c->s->engine);
-    if (c->out.len == 0 && !c->ending && (c->broken || j->lost))
+    if (c->out.len == 0 && !c->ending && (c->broken || srv_job_lost(j)))
         end_stream_broken(c, c->broken ? c->broken : "no memory for the answer");
     if (c->out.len == 0 && c->keepalive)
         kvd_buf_puts(&c->out, j->shape->keepalive ? j->shape->keepalive : ": keepalive\n\n");
@@ -317,16 +317,6 @@ static enum MHD_Result send_stream(srv_call *c)
 
 /* ---- requests ------------------------------------------------------------------------------ */
 
-static bool job_ended(srv_job *j)
-{
-    bool ended;
-
-    pthread_mutex_lock(&j->lock);
-    ended = j->ended;
-    pthread_mutex_unlock(&j->lock);
-    return ended;
-}
-
 /* What there is to send now; or the connection sleeps until there is. */
 static enum MHD_Result go_on(srv_call *c)
 {
@@ -334,7 +324,7 @@ static enum MHD_Result go_on(srv_call *c)
         return MHD_NO;
     if (c->reply.status == 0 && c->job && c->job->req.stream)
         return send_stream(c);
-    if (c->reply.status == 0 && c->job && job_ended(c->job)) {
+    if (c->reply.status == 0 && c->job && srv_job_ended(c->job)) {
         srv_shape_whole(c->s, c->job, &c->reply);
         c->ending = true;
     }
@@ -387,6 +377,8 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *mc, const cha
         c->conn->in_call = true;
         return send_reply(c); /* before any body is read */
     }
+    if (c->gone)
+        return MHD_NO;
     if (*size) {
         const bool ok = add_body(c, data, *size);
 
@@ -458,8 +450,10 @@ void srv_http_close(srv *s)
 {
     if (!s->http)
         return;
+    s->closing = true; /* the library ends the process if a connection is suspended from here on */
     for (srv_call *c = s->calls; c; c = c->next) {
-        c->gone = true;
+        c->gone    = true;
+        c->at_work = false;
         srv_http_resume(c);
     }
     MHD_run(s->http);

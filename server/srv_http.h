@@ -103,7 +103,7 @@ struct srv {
 
     uint64_t tick_ns, stop_ns; /* stop: when it was told to; 0: not */
     uint64_t sick_ns;          /* when the engine was found broken; 0: it is well */
-    bool     stalled, hurried;
+    bool     stalled, hurried, closing;
 
     atomic_uint_fast64_t n_too_long; /* prompts that can never fit */
 
@@ -129,7 +129,7 @@ void srv_log_notes(srv *s, const char *notes);
 
 kvd_status srv_http_open(srv *s, kvd_err *err);
 void       srv_http_stop_listening(srv *s);
-void       srv_http_close(srv *s);
+void       srv_http_close(srv *s); /* the workers have ended */
 void       srv_http_resume(srv_call *c);
 void       srv_http_tick(srv *s, uint64_t now); /* limits of time */
 

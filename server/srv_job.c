@@ -115,6 +115,26 @@ srv_event *srv_job_take(srv_job *j)
     return e;
 }
 
+bool srv_job_ended(srv_job *j)
+{
+    bool ended;
+
+    pthread_mutex_lock(&j->lock);
+    ended = j->ended;
+    pthread_mutex_unlock(&j->lock);
+    return ended;
+}
+
+bool srv_job_lost(srv_job *j)
+{
+    bool lost;
+
+    pthread_mutex_lock(&j->lock);
+    lost = j->lost && !j->first;
+    pthread_mutex_unlock(&j->lock);
+    return lost;
+}
+
 bool srv_job_full(srv_job *j)
 {
     bool full;

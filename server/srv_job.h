@@ -148,7 +148,7 @@ typedef struct srv_job {
     bool             has_role[SRV_CHOICE_MAX]; /* net thread: the stream has begun the choice */
     uint64_t         offset[SRV_CHOICE_MAX];   /* bytes of text that a stream has told so far */
     srv_answer       answer;                   /* of a stream, where its shape looks back */
-    bool             item_open;                /* the last piece of it is */
+    bool             piece_open;               /* the last piece of it is */
     uint32_t         n_said;                   /* events of a stream, where its shape counts them */
     pthread_mutex_t  lock;
     srv_event       *first, *last;
@@ -157,6 +157,7 @@ typedef struct srv_job {
     bool             lost;  /* there was no memory for an event: nothing more comes */
     bool             told;  /* in the net thread's list */
     struct srv_job  *next_told;
+    struct srv_job  *next_in; /* in the engine's inbox */
 
     /* engine thread */
     uint32_t  n_left;                    /* choices that have not finished */
@@ -181,6 +182,8 @@ void       srv_job_add(srv_job *j, srv_event *e);
 void       srv_job_lose(srv_job *j);
 /* The next event, or NULL; the caller frees it. */
 srv_event *srv_job_take(srv_job *j);
-bool       srv_job_full(srv_job *j); /* its reader is behind */
+bool       srv_job_ended(srv_job *j); /* all its events are there */
+bool       srv_job_lost(srv_job *j);  /* all there are have been taken, and the end is not there */
+bool       srv_job_full(srv_job *j);  /* its reader is behind */
 
 #endif

@@ -130,16 +130,6 @@ static void take_done(srv *s)
     }
 }
 
-static bool says_now(srv_job *j, const srv_call *c)
-{
-    bool ended;
-
-    pthread_mutex_lock(&j->lock);
-    ended = j->ended;
-    pthread_mutex_unlock(&j->lock);
-    return c->streams || ended;
-}
-
 /* The lock is not held while a job is looked at: it may be told again meanwhile. */
 static srv_job *next_told(srv *s)
 {
@@ -162,7 +152,7 @@ static void take_told(srv *s)
     while ((j = next_told(s))) {
         srv_call *c = j->conn;
 
-        if (c && says_now(j, c))
+        if (c && (c->streams || srv_job_ended(j)))
             srv_http_resume(c);
         srv_job_unref(j);
     }

@@ -9,14 +9,10 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static const char *const names[] = { "input", "model", "instructions", "max_output_tokens",
-                                     "temperature", "top_p", "stream", "stream_options", "text",
-                                     "tools", "tool_choice", "parallel_tool_calls",
-                                     /* ours */
-                                     "top_k", "min_p", "presence_penalty", "frequency_penalty",
-                                     "repetition_penalty", "repeat_penalty", "repeat_last_n",
-                                     "seed", "logit_bias", "stop", "ignore_eos", "debug_cache",
-                                     "cache_salt", "add_generation_prompt", "chat_template_kwargs",
+static const char *const names[] = { SRV_PARAM_NAMES, "input", "instructions", "max_output_tokens",
+                                     "stream_options", "text", "tools", "tool_choice",
+                                     "parallel_tool_calls", "stop", "add_generation_prompt",
+                                     "chat_template_kwargs",
                                      /* nothing to do for these */
                                      "metadata", "user", "safety_identifier", "prompt_cache_key" };
 
@@ -157,13 +153,8 @@ static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
 
 static void begin_event(srv_job *j, const char *type, kvd_buf *b)
 {
-    kvd_buf_printf(b, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%u", type, type,
-                   j->n_said++);
-}
-
-static void end_event(kvd_buf *b)
-{
-    kvd_buf_puts(b, "}\n\n");
+    srv_typed_begin(type, b);
+    kvd_buf_printf(b, ",\"sequence_number\":%u", j->n_said++);
 }
 
 static void say_response(srv *s, srv_job *j, const char *type, const srv_answer *a,
@@ -172,7 +163,7 @@ static void say_response(srv *s, srv_job *j, const char *type, const srv_answer 
     begin_event(j, type, b);
     kvd_buf_puts(b, ",\"response\":");
     put_response(s, j, a, error, b);
-    end_event(b);
+    srv_typed_end(b);
 }
 
 /* An event of the last item, up to what is its own. */
@@ -192,7 +183,7 @@ static void say_item(srv_job *j, const char *type, bool begins, kvd_buf *b)
     begin_event(j, type, b);
     kvd_buf_printf(b, ",\"output_index\":%u,\"item\":", i);
     put_item(j, &j->answer, i, begins, b);
-    end_event(b);
+    srv_typed_end(b);
 }
 
 static void say_part(srv_job *j, const char *type, const char *text, size_t len, kvd_buf *b)
@@ -200,55 +191,18 @@ static void say_part(srv_job *j, const char *type, const char *text, size_t len,
     begin_item_event(j, type, b);
     kvd_buf_puts(b, ",\"content_index\":0,\"part\":");
     put_part(text, len, b);
-    end_event(b);
+    srv_typed_end(b);
 }
 
-static void close_item(srv_job *j, kvd_buf *b)
+static void open_item(srv_job *j, const srv_event *e, kvd_buf *b)
 {
-    const srv_answer *a = &j->answer;
-    srv_piece         p;
-
-    if (!j->item_open || a->pieces.oom)
-        return;
-    j->item_open = false;
-    p            = srv_piece_at(a, srv_n_piece(a) - 1);
-    if (p.is_call) {
-        begin_item_event(j, "response.function_call_arguments.done", b);
-        kvd_buf_puts(b, ",\"name\":");
-        srv_put_string(b, a->said.data + p.name, p.n_name);
-        kvd_buf_puts(b, ",\"arguments\":");
-        srv_put_string(b, a->said.data + p.at, p.len);
-        end_event(b);
-    } else {
-        begin_item_event(j, "response.output_text.done", b);
-        kvd_buf_puts(b, ",\"content_index\":0,\"logprobs\":[],\"text\":");
-        srv_put_string(b, a->said.data + p.at, p.len);
-        end_event(b);
-        say_part(j, "response.content_part.done", a->said.data + p.at, p.len, b);
-    }
-    say_item(j, "response.output_item.done", false, b);
+    say_item(j, "response.output_item.added", true, b);
+    if (e->kind == SRV_EVENT_TEXT)
+        say_part(j, "response.content_part.added", "", 0, b);
 }
 
-static void say_piece(srv_job *j, const srv_event *e, kvd_buf *b)
+static void say_more(srv_job *j, const srv_event *e, kvd_buf *b)
 {
-    const bool begins =
-        e->kind == SRV_EVENT_CALL || (e->kind == SRV_EVENT_TEXT && srv_begins_text(&j->answer, e));
-
-    if (begins)
-        close_item(j, b);
-    srv_collect(&j->answer, e);
-    if (srv_answer_oom(&j->answer)) {
-        b->oom = true; /* ends the stream */
-        return;
-    }
-    if (begins) {
-        j->item_open = true;
-        say_item(j, "response.output_item.added", true, b);
-        if (e->kind == SRV_EVENT_TEXT)
-            say_part(j, "response.content_part.added", "", 0, b);
-    }
-    if (e->len == 0 || e->kind == SRV_EVENT_CALL)
-        return;
     begin_item_event(j,
                      e->kind == SRV_EVENT_TEXT ? "response.output_text.delta"
                                                : "response.function_call_arguments.delta",
@@ -257,15 +211,40 @@ static void say_piece(srv_job *j, const srv_event *e, kvd_buf *b)
         kvd_buf_puts(b, ",\"content_index\":0,\"logprobs\":[]");
     kvd_buf_puts(b, ",\"delta\":");
     srv_put_string(b, e->text, e->len);
-    end_event(b);
+    srv_typed_end(b);
 }
+
+static void close_item(srv_job *j, kvd_buf *b)
+{
+    const srv_answer *a    = &j->answer;
+    const srv_piece   p    = srv_piece_at(a, srv_n_piece(a) - 1);
+    const char       *text = a->said.data + p.at;
+
+    if (p.is_call) {
+        begin_item_event(j, "response.function_call_arguments.done", b);
+        kvd_buf_puts(b, ",\"name\":");
+        srv_put_string(b, a->said.data + p.name, p.n_name);
+        kvd_buf_puts(b, ",\"arguments\":");
+        srv_put_string(b, text, p.len);
+        srv_typed_end(b);
+    } else {
+        begin_item_event(j, "response.output_text.done", b);
+        kvd_buf_puts(b, ",\"content_index\":0,\"logprobs\":[],\"text\":");
+        srv_put_string(b, text, p.len);
+        srv_typed_end(b);
+        say_part(j, "response.content_part.done", text, p.len, b);
+    }
+    say_item(j, "response.output_item.done", false, b);
+}
+
+static const srv_piece_shape item_events = { open_item, say_more, close_item };
 
 static void say_error(srv *s, srv_job *j, const char *msg, kvd_buf *b)
 {
     begin_event(j, "error", b);
     kvd_buf_puts(b, ",\"code\":\"server_error\",\"param\":null,\"message\":");
     srv_put_text(b, msg);
-    end_event(b);
+    srv_typed_end(b);
     say_response(s, j, "response.failed", NULL, msg, b);
 }
 
@@ -283,12 +262,9 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     case SRV_EVENT_TEXT:
     case SRV_EVENT_CALL:
     case SRV_EVENT_ARGUMENTS:
-        say_piece(j, e, b);
-        break;
     case SRV_EVENT_CALL_END:
     case SRV_EVENT_FINISH:
-        srv_collect(&j->answer, e);
-        close_item(j, b);
+        srv_piece_event(&item_events, j, e, b);
         break;
     case SRV_EVENT_END:
         say_response(s, j,
@@ -302,39 +278,19 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     }
 }
 
-static const srv_shape shape = { .prefix = "resp_", .event = event, .whole = whole };
-
 /* ---- items, brought to the form of chats -------------------------------------------------------
  */
 
-/* Takes m. */
-static bool add(srv_fields *f, json_t *list, json_t *m)
-{
-    return (m && json_array_append_new(list, m) == 0) ||
-           srv_fields_full(f, "no memory for the input");
-}
-
-/* A string, or parts of text; NULL: neither, as the reply says. */
-static json_t *text_of(srv_fields *f, json_t *v, const char *kind, const char *where)
-{
-    if (json_is_string(v))
-        return json_incref(v);
-    if (json_is_array(v))
-        return srv_join_parts(f, v, where, kind);
-    srv_fields_bad(f, where, "expected a string or a list of parts");
-    return NULL;
-}
-
 static bool add_message(srv_fields *f, json_t *list, const json_t *item, const char *where)
 {
-    json_t     *role = srv_get(item, "role"), *text;
-    const char *name = json_string_value(role);
+    const char *role = json_string_value(srv_get(item, "role"));
+    const bool  ours = role && strcmp(role, "assistant") == 0;
 
-    if (!name)
-        return srv_fields_bad(f, where, "role is missing");
-    text = text_of(f, srv_get(item, "content"),
-                   strcmp(name, "assistant") == 0 ? "output_text" : "input_text", where);
-    return !f->bad && add(f, list, json_pack("{s:O, s:o}", "role", role, "content", text));
+    if (!role || (!ours && strcmp(role, "user") != 0 && strcmp(role, "system") != 0 &&
+                  strcmp(role, "developer") != 0))
+        return srv_fields_bad(f, where, "role is none of user, assistant, system, developer");
+    return srv_add_message(f, list, role, srv_get(item, "content"),
+                           ours ? "output_text" : "input_text", where);
 }
 
 /* A call belongs to the assistant's message before it. */
@@ -349,27 +305,23 @@ static bool add_call(srv_fields *f, json_t *list, const json_t *item, const char
     if (!json_is_string(id) || !json_is_string(name) || !json_is_string(args))
         return srv_fields_bad(f, where, "a function_call has no call_id, name or arguments");
     if (!role || strcmp(role, "assistant") != 0) {
-        if (!add(f, list, json_pack("{s:s, s:s}", "role", "assistant", "content", "")))
+        if (!srv_add(f, list, json_pack("{s:s, s:s}", "role", "assistant", "content", "")))
             return false;
         last = json_array_get(list, n);
     }
     if (!srv_get(last, "tool_calls") && json_object_set_new(last, "tool_calls", json_array()) != 0)
-        return srv_fields_full(f, "no memory for the input");
-    return add(f, srv_get(last, "tool_calls"),
-               json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function",
-                         "name", name, "arguments", args));
+        return srv_fields_full(f, "no memory for the messages");
+    return srv_add_call(f, srv_get(last, "tool_calls"), id, name, args);
 }
 
 static bool add_output(srv_fields *f, json_t *list, const json_t *item, const char *where)
 {
-    json_t *id = srv_get(item, "call_id"), *text;
+    json_t *id = srv_get(item, "call_id");
 
     if (!json_is_string(id))
         return srv_fields_bad(f, where, "a function_call_output has no call_id");
-    text = text_of(f, srv_get(item, "output"), "input_text", where);
-    return !f->bad &&
-           add(f, list,
-               json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", text));
+    return srv_add_result(f, list, id,
+                          srv_text_of(f, srv_get(item, "output"), "input_text", where));
 }
 
 static bool add_item(srv_fields *f, json_t *list, const json_t *item, size_t i)
@@ -389,72 +341,54 @@ static bool add_item(srv_fields *f, json_t *list, const json_t *item, size_t i)
     return srv_fields_bad(f, where, "items of type \"%.40s\" are not supported here", type);
 }
 
-/* NULL: they are not what they should be, as the reply says. */
-static json_t *get_messages(srv_fields *f)
+static bool add_messages(srv_fields *f, json_t *list)
 {
-    json_t *in = srv_get(f->root, "input"), *first = srv_get(f->root, "instructions");
-    json_t *list = json_array(), *item;
+    json_t *in = srv_get(f->root, "input"), *first = srv_get(f->root, "instructions"), *item;
     size_t  i;
 
     if (first && !json_is_string(first))
-        srv_fields_bad(f, "instructions", "expected a string");
-    else if (first)
-        add(f, list, json_pack("{s:s, s:O}", "role", "system", "content", first));
-    if (json_is_string(in) && !f->bad)
-        add(f, list, json_pack("{s:s, s:O}", "role", "user", "content", in));
-    else if (!json_is_array(in) || json_array_size(in) == 0)
-        srv_fields_bad(f, "input", "expected a string or a list of items");
+        return srv_fields_bad(f, "instructions", "expected a string");
+    if (!json_is_string(in) && json_array_size(in) == 0)
+        return srv_fields_bad(f, "input", "expected a string or a list of items");
+    if (first && !srv_add_message(f, list, "system", first, "input_text", "instructions"))
+        return false;
+    if (json_is_string(in))
+        return srv_add_message(f, list, "user", in, "input_text", "input");
     json_array_foreach(in, i, item)
     {
-        if (f->bad || !add_item(f, list, item, i))
-            break;
+        if (!add_item(f, list, item, i))
+            return false;
     }
-    if (!f->bad)
-        return list;
-    json_decref(list);
-    return NULL;
+    return true;
 }
 
 /* ---- requests ----------------------------------------------------------------------------------
  */
 
-/* The function stands beside the type here, in chats below it.  NULL: there are no tools, or they
- * are not what they should be. */
-static json_t *get_functions(srv_fields *f)
+/* It stands beside the type here, in chats below it. */
+static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
 {
-    json_t *in = srv_get(f->root, "tools"), *tool, *list;
-    size_t  i;
+    const char *type = json_string_value(srv_get(tool, "type"));
 
-    if (!in)
+    if (!type || strcmp(type, "function") != 0) {
+        srv_fields_bad(f, "tools", "entry %zu is no tool of type function", i);
         return NULL;
-    if (!json_is_array(in))
-        srv_fields_bad(f, "tools", "expected a list of tools");
-    list = json_array();
-    json_array_foreach(in, i, tool)
-    {
-        const char *type = json_string_value(srv_get(tool, "type"));
-
-        if (!type || strcmp(type, "function") != 0)
-            srv_fields_bad(f, "tools", "entry %zu is no tool of type function", i);
-        if (f->bad ||
-            !add(f, list,
-                 json_pack("{s:s, s:{s:O*, s:O*, s:O*, s:O*}}", "type", "function", "function",
-                           "name", srv_get(tool, "name"), "description",
-                           srv_get(tool, "description"), "parameters", srv_get(tool, "parameters"),
-                           "strict", srv_get(tool, "strict"))))
-            break;
     }
-    return list;
+    return json_pack("{s:O*, s:O*, s:O*, s:O*}", "name", srv_get(tool, "name"), "description",
+                     srv_get(tool, "description"), "parameters", srv_get(tool, "parameters"),
+                     "strict", srv_get(tool, "strict"));
 }
 
 static void get_choice(srv_fields *f, srv_tools *t)
 {
     const json_t *v    = srv_get(f->root, "tool_choice");
+    const char   *type = json_string_value(srv_get(v, "type"));
     bool          many = true;
 
     srv_get_bool(f, f->root, "parallel_tool_calls", &many);
     t->single = !many;
-    t->name   = json_string_value(srv_get(v, "name"));
+    if (type && strcmp(type, "function") == 0)
+        t->name = json_string_value(srv_get(v, "name"));
     if (t->name)
         t->choice = SRV_CHOICE_CALL;
     else if (v && !srv_choice_of(json_string_value(v), &t->choice))
@@ -506,9 +440,8 @@ static bool keep_request(srv_fields *f, srv_request *r)
 
 static bool get_request(srv_fields *f, srv_request *r)
 {
-    srv_tools     t         = { 0 };
-    json_t       *functions = NULL, *messages = NULL;
-    const json_t *shown;
+    static const srv_conversion conversion = { "text", function_of, add_messages };
+    srv_tools                   t          = { 0 };
 
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
     srv_get_params(f, r);
@@ -516,29 +449,14 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_stops(f, r, "stop");
     get_text(f, r);
     get_choice(f, &t);
-    if (!f->bad)
-        t.list = functions = get_functions(f);
-    shown = srv_use_tools(f, "text", &t, r);
-    if (!f->bad)
-        messages = get_messages(f);
-    if (messages && keep_request(f, r))
-        srv_get_prompt(f, messages, shown, r);
-    json_decref(functions);
-    json_decref(messages);
-    return !f->bad;
+    return srv_get_converted(f, &conversion, &t, r) && keep_request(f, r);
 }
+
+static const srv_shape shape = {
+    .prefix = "resp_", .request = get_request, .event = event, .whole = whole
+};
 
 void srv_route_responses(srv *s, srv_call *c)
 {
-    srv_fields f;
-    srv_job   *j = srv_job_new();
-
-    if (!j) {
-        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
-        return;
-    }
-    if (srv_fields_open(&f, s, c) && get_request(&f, &j->req))
-        srv_submit(s, c, j, &shape);
-    srv_fields_close(&f);
-    srv_job_unref(j);
+    srv_submit(s, c, &shape);
 }

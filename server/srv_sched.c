@@ -414,7 +414,7 @@ static void start(srv_engine *e, srv_gen *g, srv_slot *s)
     if (st == KVD_OK)
         st = begin_prompt(e, s, g, &err);
     if (st != KVD_OK) {
-        srv_step_fail(e, g->job, st == KVD_E_NOMEM ? 503 : 500, err.msg);
+        srv_step_fail_err(e, g->job, &err);
         return;
     }
     if (new)

@@ -129,6 +129,16 @@ void srv_chunk_last(const srv *s, const srv_job *j, const char *object, kvd_buf 
     kvd_buf_puts(b, "data: [DONE]\n\n");
 }
 
+void srv_typed_begin(const char *type, kvd_buf *b)
+{
+    kvd_buf_printf(b, "event: %s\ndata: {\"type\":\"%s\"", type, type);
+}
+
+void srv_typed_end(kvd_buf *b)
+{
+    kvd_buf_puts(b, "}\n\n");
+}
+
 static bool is_utf8(const char *s, size_t len)
 {
     static const char replacement[] = "\xef\xbf\xbd";
@@ -209,6 +219,7 @@ static void add_said(srv_answer *a, const srv_event *e)
 {
     const size_t at = a->pieces.len - sizeof(srv_piece);
     srv_piece    p;
+
     if (a->pieces.oom || a->pieces.len == 0)
         return;
     kvd_buf_put(&a->said, e->text, e->len);
@@ -218,7 +229,7 @@ static void add_said(srv_answer *a, const srv_event *e)
     memcpy(a->pieces.data + at, &p, sizeof(p));
 }
 
-bool srv_begins_text(const srv_answer *a, const srv_event *e)
+static bool begins_text(const srv_answer *a, const srv_event *e)
 {
     const uint32_t n = srv_n_piece(a);
 
@@ -230,7 +241,7 @@ static void collect_text(srv_answer *a, const srv_event *e)
     kvd_buf_put(&a->tokens, e->token, e->n_token * sizeof(*e->token));
     if (e->len == 0)
         return;
-    if (srv_begins_text(a, e))
+    if (begins_text(a, e))
         begin_piece(a, NULL, 0, 0);
     add_said(a, e);
 }
@@ -247,6 +258,35 @@ void srv_collect(srv_answer *a, const srv_event *e)
         a->finish = e->finish;
         a->stop   = e->stop;
     }
+}
+
+static void close_piece(const srv_piece_shape *p, srv_job *j, kvd_buf *b)
+{
+    if (j->piece_open)
+        p->close(j, b);
+    j->piece_open = false;
+}
+
+void srv_piece_event(const srv_piece_shape *p, srv_job *j, const srv_event *e, kvd_buf *b)
+{
+    const bool begins =
+        e->kind == SRV_EVENT_CALL || (e->kind == SRV_EVENT_TEXT && begins_text(&j->answer, e));
+
+    if (begins)
+        close_piece(p, j, b);
+    srv_collect(&j->answer, e);
+    if (srv_answer_oom(&j->answer)) {
+        b->oom = true; /* ends the stream */
+        return;
+    }
+    if (begins) {
+        j->piece_open = true;
+        p->open(j, e, b);
+    }
+    if (e->kind == SRV_EVENT_CALL_END || e->kind == SRV_EVENT_FINISH)
+        close_piece(p, j, b);
+    else if (e->len > 0 && e->kind != SRV_EVENT_CALL)
+        p->more(j, e, b);
 }
 
 void srv_answer_free(srv_answer *a)
@@ -282,8 +322,8 @@ void srv_put_call_id(const srv_job *j, uint32_t choice, uint32_t call, kvd_buf *
     kvd_buf_printf(b, "\"call_%s_%u_%u\"", j->id + strlen(j->shape->prefix), choice, call);
 }
 
-/* The job's answers; false: it has failed, and the reply says how. */
-static bool collect_all(srv_job *j, srv_answer *a, srv_reply *r)
+/* The job's n answers; false: it has failed, and the reply says how. */
+static bool collect_all(srv_job *j, srv_answer *a, uint32_t n, srv_reply *r)
 {
     srv_event *e;
     bool       ok = false;
@@ -295,6 +335,8 @@ static bool collect_all(srv_job *j, srv_answer *a, srv_reply *r)
         srv_collect(&a[e->choice], e);
         srv_event_free(e);
     }
+    for (uint32_t i = 0; i < n; i++) /* its pieces have places in text that is not there */
+        ok = ok && !srv_answer_oom(&a[i]);
     if (!ok && !r->status)
         srv_reply_error(r, 503, NULL, NULL, "no memory for the answer");
     return ok && !r->status;
@@ -309,13 +351,11 @@ void srv_shape_whole(srv *s, srv_job *j, srv_reply *r)
         srv_reply_error(r, 503, NULL, NULL, "no memory for the answer");
         return;
     }
-    if (collect_all(j, a, r)) {
+    if (collect_all(j, a, n, r)) {
         r->status = 200;
         j->shape->whole(s, j, a, &r->body);
     }
-    for (uint32_t i = 0; i < n; i++) {
-        r->body.oom = r->body.oom || srv_answer_oom(&a[i]);
+    for (uint32_t i = 0; i < n; i++)
         srv_answer_free(&a[i]);
-    }
     kvd_free(a);
 }

@@ -4,10 +4,11 @@
 #ifndef KVD_SRV_SHAPE_H
 #define KVD_SRV_SHAPE_H
 
-#include "srv_http.h"
+#include "srv_fields.h"
 
 struct srv_shape {
-    const char *prefix;    /* of ids */
+    const char *prefix;                             /* of ids */
+    bool (*request)(srv_fields *f, srv_request *r); /* false: it is wrong, as the reply says */
     const char *keepalive; /* that a stream says while there is nothing else; NULL: a comment */
                            /* Server-sent events of one event; END and ERROR end the stream. */
     void (*event)(srv *s, srv_job *j, const srv_event *e, kvd_buf *b);
@@ -17,10 +18,20 @@ struct srv_shape {
 /* All events of a job that has ended, as its shape says it, or as an error. */
 void srv_shape_whole(srv *s, srv_job *j, srv_reply *r);
 
+/* Streams whose answer comes piece by piece: each is opened, told and closed before the next. */
+typedef struct srv_piece_shape {
+    void (*open)(srv_job *j, const srv_event *e, kvd_buf *b); /* by the event that begins it */
+    void (*more)(srv_job *j, const srv_event *e, kvd_buf *b); /* it has text */
+    void (*close)(srv_job *j, kvd_buf *b);
+} srv_piece_shape;
+/* TEXT, events of calls, FINISH: of the last piece of j->answer, which they are collected in. */
+void srv_piece_event(const srv_piece_shape *p, srv_job *j, const srv_event *e, kvd_buf *b);
+/* An event of a stream whose events have types, up to what is its own; and its end. */
+void srv_typed_begin(const char *type, kvd_buf *b);
+void srv_typed_end(kvd_buf *b);
+
 /* Parts that shapes share. */
-void srv_collect(srv_answer *a, const srv_event *e);
-/* TEXT: a piece begins with it. */
-bool      srv_begins_text(const srv_answer *a, const srv_event *e);
+void      srv_collect(srv_answer *a, const srv_event *e);
 uint32_t  srv_n_piece(const srv_answer *a);
 srv_piece srv_piece_at(const srv_answer *a, uint32_t i);
 void      srv_put_answer_text(const srv_answer *a, kvd_buf *b);
@@ -50,7 +61,9 @@ void srv_chunk_progress(const srv *s, const srv_job *j, const char *object, cons
 void srv_chunk_last(const srv *s, const srv_job *j, const char *object, kvd_buf *b);
 void srv_stream_error(const srv_event *e, kvd_buf *b);
 
-/* srv_submit.c: ids, limits, and the engine's queue; or an error in the call's reply. */
-void srv_submit(srv *s, srv_call *c, srv_job *j, const srv_shape *shape);
+/* srv_submit.c: the call's request goes to the engine's queue; or an error in its reply. */
+void srv_submit(srv *s, srv_call *c, const srv_shape *shape);
+/* The request alone, owned by the caller; NULL: it is wrong, as the reply says. */
+srv_job *srv_read_job(srv *s, srv_call *c, bool (*request)(srv_fields *f, srv_request *r));
 
 #endif

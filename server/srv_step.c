@@ -76,6 +76,11 @@ void srv_step_fail(srv_engine *e, srv_job *j, int status, const char *msg)
     j->over = true; /* its generations go next */
 }
 
+void srv_step_fail_err(srv_engine *e, srv_job *j, const kvd_err *err)
+{
+    srv_step_fail(e, j, err->code == KVD_E_NOMEM ? 503 : 500, err->msg);
+}
+
 void srv_step_fail_all(srv_engine *e, int status, const char *msg)
 {
     for (uint32_t i = 0; i < e->p.n_seq; i++)
@@ -190,7 +195,7 @@ static void next_token(srv_engine *e, srv_slot *s, uint32_t row)
         return;
     }
     if (srv_gen_next(g, e, row, &over, &why, &stop, &err) != KVD_OK)
-        srv_step_fail(e, g->job, 500, err.msg);
+        srv_step_fail_err(e, g->job, &err);
     else if (over)
         srv_step_finish(e, s, why, stop);
 }
@@ -260,8 +265,7 @@ static void settle_all(srv_engine *e)
 static void fail_rows(srv_engine *e, const kvd_err *err)
 {
     for (uint32_t i = e->n_piece ? e->n_answer : 0; i < e->n_row; i++)
-        srv_step_fail(e, e->slot[e->row_seq[i]].gen->job, err->code == KVD_E_NOMEM ? 503 : 500,
-                      err->msg);
+        srv_step_fail_err(e, e->slot[e->row_seq[i]].gen->job, err);
 }
 
 static void fail(srv_engine *e, kvd_status st, const kvd_err *err)
@@ -355,7 +359,7 @@ static void run_part(srv_engine *e, srv_slot *s)
     if (st == KVD_E_DEVICE)
         fail(e, st, &err);
     else if (st != KVD_OK && st != KVD_E_CANCELED)
-        srv_step_fail(e, s->gen->job, st == KVD_E_NOMEM ? 503 : 500, err.msg);
+        srv_step_fail_err(e, s->gen->job, &err);
 }
 
 bool srv_step_run(srv_engine *e)

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* srv_submit.c - from a parsed request to the engine's queue. */
+/* srv_submit.c - from a request's body to the engine's queue. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
 
+#include "srv_fields.h"
 #include "srv_shape.h"
 
 #define ID_BYTES  12
@@ -57,7 +58,7 @@ static void refuse(srv *s, srv_reply *r, kvd_status st, const kvd_err *err)
     r->retry_s = retry < RETRY_MAX ? retry : RETRY_MAX;
 }
 
-void srv_submit(srv *s, srv_call *c, srv_job *j, const srv_shape *shape)
+static void enqueue(srv *s, srv_call *c, srv_job *j, const srv_shape *shape)
 {
     kvd_err    err = { 0 };
     kvd_status st;
@@ -76,4 +77,30 @@ void srv_submit(srv *s, srv_call *c, srv_job *j, const srv_shape *shape)
     }
     srv_job_ref(j);
     c->job = j;
+}
+
+srv_job *srv_read_job(srv *s, srv_call *c, bool (*request)(srv_fields *f, srv_request *r))
+{
+    srv_fields f;
+    srv_job   *j = srv_job_new();
+
+    if (!j) {
+        srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
+        return NULL;
+    }
+    if (!srv_fields_open(&f, s, c) || !request(&f, &j->req)) {
+        srv_job_unref(j);
+        j = NULL;
+    }
+    srv_fields_close(&f);
+    return j;
+}
+
+void srv_submit(srv *s, srv_call *c, const srv_shape *shape)
+{
+    srv_job *j = srv_read_job(s, c, shape->request);
+
+    if (j)
+        enqueue(s, c, j, shape);
+    srv_job_unref(j);
 }

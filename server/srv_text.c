@@ -107,9 +107,12 @@ void srv_route_template(srv *s, srv_call *c)
     size_t                   len = 0, n = 0;
 
     if (srv_fields_open(&f, s, c)) {
+        const json_t *tools = srv_get(f.root, "tools");
+
         srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
-        if (!f.bad && srv_render(&f, srv_get(f.root, "messages"), srv_get(f.root, "tools"), &text,
-                                 &len, &spans, &n)) {
+        if (tools && !json_is_array(tools))
+            srv_fields_bad(&f, "tools", "expected a list of tools");
+        if (!f.bad && srv_render(&f, srv_get(f.root, "messages"), tools, &text, &len, &spans, &n)) {
             c->reply.status = 200;
             kvd_buf_puts(&c->reply.body, "{\"prompt\":");
             srv_put_string(&c->reply.body, text, len);

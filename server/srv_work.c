@@ -12,7 +12,7 @@ static srv_call *next_call(srv *s)
     pthread_mutex_lock(&s->lock);
     while (!s->work && !s->work_ends)
         pthread_cond_wait(&s->work_wake, &s->lock);
-    c = s->work;
+    c = s->work_ends ? NULL : s->work;
     if (c) {
         s->work      = c->next_work;
         s->work_last = s->work ? s->work_last : NULL;

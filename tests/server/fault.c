@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fault.c - linked into kvdrive_fault: a device that goes wrong.  SIGUSR1: the next evaluation
- * fails for good; SIGUSR2: it never returns; SIGWINCH: an allocation fails, the first, and with
- * each further signal one later.  SIGRTMIN + n: the disk gives n / 2 MB/s (0: what it can),
- * SIGRTMIN + 10 + n: a prompt's token takes n tenths of a millisecond, so that which of them is
- * faster does not depend on the machine.  The linker puts this in the place of what it slows. */
+ * fails for good, or one that hangs; SIGUSR2: the next one hangs; SIGWINCH: an allocation fails,
+ * the first, and with each further signal one later.  SIGRTMIN + n: the disk gives n / 2 MB/s (0:
+ * what it can), SIGRTMIN + 10 + n: a prompt's token takes n tenths of a millisecond, so that which
+ * of them is faster does not depend on the machine.  The linker puts this in the place of what it
+ * slows. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -69,9 +70,9 @@ kvd_status __wrap_model_embed(const model *m, const model_run *r, const int32_t 
 kvd_status __wrap_kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
 {
     usleep(2000); /* steps of a tiny model are too short for anything to come in between */
+    while (fault == SIGUSR2)
+        usleep(10000);
     if (fault == SIGUSR1)
         return kvd_fail(err, KVD_E_DEVICE, 0, "the device has failed, as the test asked for");
-    while (fault == SIGUSR2)
-        usleep(100000);
     return __real_kvd_eval(s, b, err);
 }

@@ -29,6 +29,8 @@ def test_small_routes():
             "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
         assert s.post("/apply-template", {"messages": HELLO, "add_generation_prompt": False}) \
             ["prompt"] == "<|im_start|>user\nhello<|im_end|>\n"
+        for field, value in (("tools", 5), ("chat_template_kwargs", []), ("messages", 5)):
+            s.error("/apply-template", {"messages": HELLO, field: value}, field)
         for path, method, want in (("/nothing", "GET", 404), ("/health", "POST", 405),
                                    ("/v1/completions", "GET", 405), ("/cache", "POST", 405)):
             status, _, data = s.call(method, path, body="{}" if method == "POST" else None)
@@ -370,6 +372,7 @@ def test_responses():
                              ("text", {"format": {"type": "json_schema", "schema": {"enum": []}}})):
             s.error(RESPONSES, {**ask, field: value}, field)
         for item in (5, {}, {"role": "user"}, {"role": "user", "content": [{"type": "text"}]},
+                     {"role": "king", "content": "x"}, {"role": "tool", "content": "x"},
                      {"type": "reasoning"}, {"type": "function_call", "name": "f"},
                      {"type": "function_call_output", "output": "x"}):
             s.error(RESPONSES, {"input": [item]}, "input[0]")

@@ -32,6 +32,15 @@ def in_thread(function):
     return t, out
 
 
+def hang(s):
+    """A request whose step hangs, until SIGUSR1 comes and it fails."""
+    out = in_thread(lambda: s.call("POST", COMPLETION, LONG))
+    s.wait_for(lambda: s.slots()["running"] == 1)
+    s.process.send_signal(signal.SIGUSR2)
+    time.sleep(0.1)
+    return out
+
+
 def end(s, seconds):
     start = time.monotonic()
     s.process.wait(seconds * SLOW)
@@ -69,6 +78,21 @@ def test_stop_cancels_after_grace():
         assert code == 0 and 0.4 < took < 2.5 * SLOW, (code, took)
         assert "stopping" in json.dumps(streamed[1][0][-1]), streamed[1][0][-1]
         assert whole[1][0][0] == 503, whole
+
+
+def test_stop_with_a_call_at_work():
+    """A worker still waits for the engine when the time to stop is over."""
+    with Server("--grace", "0", program=FAULT) as s:
+        hung = hang(s)
+        cleared = in_thread(lambda: s.call("DELETE", "/cache"))
+        time.sleep(0.2)
+        s.process.terminate()
+        time.sleep(2.0)
+        s.process.send_signal(signal.SIGUSR1)
+        code, took = end(s, 10)
+        for t, _ in (hung, cleared):
+            t.join()
+        assert code == 0, code
 
 
 def test_second_signal_ends_at_once():
@@ -116,35 +140,64 @@ def test_device_fails():
             assert a["choices"] == want["choices"]
 
 
+def test_requests_of_the_failing_step():
+    """All that the queue takes while a step runs are told when it fails."""
+    n = 100
+    with Server("--parallel", "2", "--queue", str(n), program=FAULT) as s:
+        s.exits = (1,)
+        calls = [hang(s)]
+        calls += [in_thread(lambda: s.call("POST", COMPLETION, {"prompt": "x", "max_tokens": 1}))
+                  for _ in range(n)]
+        s.wait_for(lambda: s.slots()["waiting"] == n)
+        assert s.call("POST", COMPLETION, {"prompt": "x"})[0] == 429
+        s.process.send_signal(signal.SIGUSR1)
+        for t, out in calls:
+            t.join()
+            status, _, data = out[0]
+            assert status in (500, 503) and b"device has failed" in data, out
+        assert end(s, 10)[0] == 1
+
+
 def test_step_hangs():
     with Server("--stall-timeout", "1", program=FAULT) as s:
         s.exits = (1,)
         broken(s, signal.SIGUSR2, 3)
 
 
-def test_memory_fails():
-    """Each allocation on a request's way fails once: that request gets an error, or its connection
-    ends, and the next one the same answer as ever."""
-    ask = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
-           "max_tokens": 5, "logprobs": True, "top_logprobs": 2, "stop": ["zzz"],
-           "logit_bias": BIAS}
+def told_of(path, body):
+    """The part of a whole answer that is the same each time."""
+    if path == "/v1/responses":
+        return [item["content"] for item in body["output"]]
+    return body["content" if path == "/v1/messages" else "choices"]
+
+
+def check_stream(path, data, want, i):
+    """A stream that tells of no error tells all."""
+    events = [json.loads(x[6:]) for x in data.decode().split("\n") if x.startswith("data: {")]
+    if path == "/v1/messages":
+        text = "".join(e["delta"].get("text", "") for e in events if "delta" in e)
+        assert text == want[0]["text"] and events[-1]["type"] == "message_stop", (i, data)
+    elif path == "/v1/responses":
+        assert told_of(path, events[-1]["response"]) == want, (i, data)
+    else:
+        assert text_of(events) == want[0]["message"]["content"] and b"[DONE]" in data, (i, data)
+
+
+def memory_fails(path, ask, odd_streams):
     with Server("--parallel", "2", "--deterministic", program=FAULT) as s:
-        want = s.post("/v1/chat/completions", ask)["choices"]
-        text = want[0]["message"]["content"]
+        want = told_of(path, s.post(path, ask))
         n_failed = n_good = 0
         for i in range(2000):
             s.process.send_signal(signal.SIGWINCH)
             time.sleep(0.003)
-            stream = i % 2 == 1
+            stream = i % 2 == odd_streams
             try:
-                status, _, data = s.call("POST", "/v1/chat/completions", {**ask, "stream": stream})
-                failed = status != 200 or b'"error"' in data
+                status, _, data = s.call("POST", path, {**ask, "stream": stream})
+                failed = status != 200 or b'"error":{' in data
                 assert status in (200, 500, 503), (i, status, data)
-                assert failed or stream or json.loads(data)["choices"] == want, (i, data)
+                assert failed or stream or told_of(path, json.loads(data)) == want, (i, data)
                 if stream and not failed:
-                    events = [json.loads(x[6:]) for x in data.decode().split("\n")
-                              if x.startswith("data: {")]
-                    assert text_of(events) == text and b"[DONE]" in data, (i, data)
+                    check_stream(path, data, want, i)
             except (ConnectionError, http.client.HTTPException):
                 failed = True
                 assert s.process.poll() is None, i
@@ -152,10 +205,24 @@ def test_memory_fails():
             n_good = 0 if failed else n_good + 1
             if n_good == 10:  # a request allocates less often than that
                 break
-        assert n_good == 10 and n_failed > 20, (n_good, n_failed)
-        s.call("POST", "/v1/chat/completions", ask)  # the last one fails here, at the latest
+        assert n_good == 10 and n_failed > 20, (path, n_good, n_failed)
+        s.call("POST", path, ask)  # the last one fails here, at the latest
         s.wait_idle(5)
-        assert s.post("/v1/chat/completions", ask)["choices"] == want
+        assert told_of(path, s.post(path, ask)) == want
+
+
+def test_memory_fails():
+    """Each allocation on a request's way fails once, streamed or not: that request gets an error,
+    or its connection ends, and the next one the same answer as ever."""
+    hello = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    for odd_streams in (True, False):
+        memory_fails("/v1/chat/completions", {
+            "messages": hello, "max_tokens": 5, "logprobs": True, "top_logprobs": 2,
+            "stop": ["zzz"], "logit_bias": BIAS}, odd_streams)
+        memory_fails("/v1/messages", {"messages": hello, "max_tokens": 5, "logit_bias": BIAS},
+                     odd_streams)
+        memory_fails("/v1/responses", {"input": "hello", "max_output_tokens": 5,
+                                       "logit_bias": BIAS}, odd_streams)
 
 
 def test_killed_and_started_again():

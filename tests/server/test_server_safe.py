@@ -160,7 +160,7 @@ def test_odd_methods_and_paths():
     caller's, of nobody else's memory anything."""
     with Server() as s:
         for n in (1, 7, 8, 9, 20, 39, 40, 41, 47, 48, 60, 200, 1000, 5000):
-            for method, path, want in (("M" * n, "/v1/models", 405), ("M" * n, "/", 404),
+            for method, path, want in (("M" * n, "/v1/models", 405), ("M" * n, "/", 405),
                                        ("GET", "/" + "p" * n, 404), ("GET", "/health" * n, 404),
                                        ("M" * n, "/" + "p" * n, 404)):
                 if (method, path) == ("GET", "/health"):

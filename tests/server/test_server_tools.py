@@ -185,6 +185,11 @@ def test_refuses():
             e = s.error(CHAT, {"messages": HELLO, field: value, **more}, field)
         e = s.error(CHAT, {"messages": HELLO, "tools": [f(**strict)]}, "tools")
         assert "f: not" in e["message"], e
+        ask = {"input": "hello", "max_output_tokens": 1,
+               "tools": [{"type": "function", "name": "f"}]}
+        s.post("/v1/responses", {**ask, "tool_choice": {"type": "function", "name": "f"}})
+        s.error("/v1/responses", {**ask, "tool_choice": {"type": "custom", "name": "f"}},
+                "tool_choice")
         for calls in (5, [5], [{}], [{"function": {"name": 5}}],
                       [{"function": {"name": "f", "arguments": 5}}]):
             m = HELLO + [{"role": "assistant", "content": "", "tool_calls": calls}]

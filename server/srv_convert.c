@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* srv_convert.c - chats of other shapes, brought to the form of OpenAI's: messages with a role, a
+ * text, and calls of tools. */
+#include "srv_fields.h"
+
+bool srv_add(srv_fields *f, json_t *list, json_t *m)
+{
+    return (m && json_array_append_new(list, m) == 0) ||
+           srv_fields_full(f, "no memory for the messages");
+}
+
+json_t *srv_text_of(srv_fields *f, json_t *v, const char *type, const char *where)
+{
+    if (json_is_string(v))
+        return json_incref(v);
+    if (json_is_array(v))
+        return srv_join_parts(f, v, where, type);
+    srv_fields_bad(f, where, "expected a string or a list of parts");
+    return NULL;
+}
+
+bool srv_add_message(srv_fields *f, json_t *list, const char *role, json_t *content,
+                     const char *type, const char *where)
+{
+    json_t *text = srv_text_of(f, content, type, where);
+
+    return !f->bad && srv_add(f, list, json_pack("{s:s, s:o}", "role", role, "content", text));
+}
+
+bool srv_add_call(srv_fields *f, json_t *calls, json_t *id, json_t *name, json_t *arguments)
+{
+    return srv_add(f, calls,
+                   json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function",
+                             "name", name, "arguments", arguments));
+}
+
+bool srv_add_result(srv_fields *f, json_t *list, json_t *id, json_t *text)
+{
+    return !f->bad && srv_add(f, list,
+                              json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id,
+                                        "content", text));
+}
+
+/* NULL: there are no tools, or they are not what they should be. */
+static json_t *get_functions(srv_fields *f, srv_function_of *function_of)
+{
+    json_t *in = srv_get(f->root, "tools"), *tool, *list;
+    size_t  i;
+
+    if (!in)
+        return NULL;
+    if (!json_is_array(in))
+        srv_fields_bad(f, "tools", "expected a list of tools");
+    list = json_array();
+    json_array_foreach(in, i, tool)
+    {
+        json_t *function = function_of(f, tool, i);
+
+        if (f->bad ||
+            !srv_add(f, list, json_pack("{s:s, s:o}", "type", "function", "function", function)))
+            break;
+    }
+    return list;
+}
+
+bool srv_get_converted(srv_fields *f, const srv_conversion *to, srv_tools *t, srv_request *r)
+{
+    json_t       *functions = NULL, *messages = NULL;
+    const json_t *shown;
+
+    if (!f->bad)
+        t->list = functions = get_functions(f, to->function_of);
+    shown = srv_use_tools(f, to->format, t, r);
+    if (!f->bad)
+        messages = json_array();
+    if (!f->bad && to->add_messages(f, messages))
+        srv_get_prompt(f, messages, shown, r);
+    json_decref(functions);
+    json_decref(messages);
+    return !f->bad;
+}
