@@ -257,7 +257,6 @@ static void fill(srv_call *c)
 {
     srv_job   *j = c->job;
     srv_event *e;
-    const bool was_full = srv_job_full(j);
 
     c->out.len = c->out_at = 0;
     while (!c->ending && c->out.len < STREAM_BLOCK && (e = srv_job_take(j))) {
@@ -265,7 +264,7 @@ static void fill(srv_call *c)
         c->ending = e->kind == SRV_EVENT_END || e->kind == SRV_EVENT_ERROR;
         srv_event_free(e);
     }
-    if (was_full && !srv_job_full(j))
+    if (srv_job_resumes(j))
         srv_engine_nudge(c->s->engine);
     if (c->out.len == 0 && !c->ending && (c->broken || srv_job_lost(j)))
         end_stream_broken(c, c->broken ? c->broken : "no memory for the answer");

@@ -140,7 +140,19 @@ bool srv_job_full(srv_job *j)
     bool full;
 
     pthread_mutex_lock(&j->lock);
-    full = j->req.stream && j->bytes > SRV_EVENT_BYTES;
+    full      = j->req.stream && j->bytes > SRV_EVENT_BYTES;
+    j->paused = j->paused || full;
     pthread_mutex_unlock(&j->lock);
     return full;
+}
+
+bool srv_job_resumes(srv_job *j)
+{
+    bool resumes;
+
+    pthread_mutex_lock(&j->lock);
+    resumes   = j->paused && j->bytes <= SRV_EVENT_BYTES;
+    j->paused = j->paused && !resumes;
+    pthread_mutex_unlock(&j->lock);
+    return resumes;
 }

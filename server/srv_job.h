@@ -152,10 +152,11 @@ typedef struct srv_job {
     uint32_t         n_said;                   /* events of a stream, where its shape counts them */
     pthread_mutex_t  lock;
     srv_event       *first, *last;
-    size_t           bytes; /* of events in the list */
-    bool             ended; /* END or ERROR was added, or would have been */
-    bool             lost;  /* there was no memory for an event: nothing more comes */
-    bool             told;  /* in the net thread's list */
+    size_t           bytes;  /* of events in the list */
+    bool             ended;  /* END or ERROR was added, or would have been */
+    bool             lost;   /* there was no memory for an event: nothing more comes */
+    bool             paused; /* the engine thread has found the list full */
+    bool             told;   /* in the net thread's list */
     struct srv_job  *next_told;
     struct srv_job  *next_in; /* in the engine's inbox */
 
@@ -184,6 +185,9 @@ void       srv_job_lose(srv_job *j);
 srv_event *srv_job_take(srv_job *j);
 bool       srv_job_ended(srv_job *j); /* all its events are there */
 bool       srv_job_lost(srv_job *j);  /* all there are have been taken, and the end is not there */
-bool       srv_job_full(srv_job *j);  /* its reader is behind */
+/* Engine thread: its reader is behind.  Net thread: it was, as the engine thread has found, and is
+ * no more; says so once. */
+bool srv_job_full(srv_job *j);
+bool srv_job_resumes(srv_job *j);
 
 #endif

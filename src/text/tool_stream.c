@@ -131,7 +131,8 @@ static void tell(tool_stream *s, kvd_tool_event_kind kind, const char *text, siz
 
     kvd_buf_put(&s->out, text, len);
     kvd_buf_putc(&s->out, 0);
-    kvd_buf_put(&s->queue, &e, sizeof(e));
+    if (!s->out.oom) /* else its text is not all there */
+        kvd_buf_put(&s->queue, &e, sizeof(e));
 }
 
 /* The first n bytes of what is held are done. */

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 
-from kvserver import SLOW, Directory, Server, main, text_of
+from kvserver import HERE, SLOW, Directory, Server, main, text_of
 
 COMPLETION = "/v1/completions"
 FAULT = os.environ["KVDRIVE_FAULT"]
@@ -168,15 +168,22 @@ def told_of(path, body):
     """The part of a whole answer that is the same each time."""
     if path == "/v1/responses":
         return [item["content"] for item in body["output"]]
-    return body["content" if path == "/v1/messages" else "choices"]
+    if path == "/v1/messages":
+        return [{**block, "id": None} for block in body["content"]]
+    return body["choices"]
 
 
 def check_stream(path, data, want, i):
     """A stream that tells of no error tells all."""
     events = [json.loads(x[6:]) for x in data.decode().split("\n") if x.startswith("data: {")]
     if path == "/v1/messages":
-        text = "".join(e["delta"].get("text", "") for e in events if "delta" in e)
-        assert text == want[0]["text"] and events[-1]["type"] == "message_stop", (i, data)
+        deltas = [e["delta"] for e in events if "delta" in e]
+        if want[0]["type"] == "text":
+            assert "".join(d.get("text", "") for d in deltas) == want[0]["text"], (i, data)
+        else:
+            args = "".join(d.get("partial_json", "") for d in deltas)
+            assert json.loads(args) == want[0]["input"], (i, data)
+        assert events[-1]["type"] == "message_stop", (i, data)
     elif path == "/v1/responses":
         assert told_of(path, events[-1]["response"]) == want, (i, data)
     else:
@@ -184,7 +191,8 @@ def check_stream(path, data, want, i):
 
 
 def memory_fails(path, ask, odd_streams):
-    with Server("--parallel", "2", "--deterministic", program=FAULT) as s:
+    with Server("--parallel", "2", "--deterministic", "--chat-template",
+                str(HERE / "data" / "hermes.jinja"), program=FAULT) as s:
         want = told_of(path, s.post(path, ask))
         n_failed = n_good = 0
         for i in range(2000):
@@ -221,6 +229,13 @@ def test_memory_fails():
             "stop": ["zzz"], "logit_bias": BIAS}, odd_streams)
         memory_fails("/v1/messages", {"messages": hello, "max_tokens": 5, "logit_bias": BIAS},
                      odd_streams)
+        memory_fails("/v1/messages", {
+            "messages": hello, "max_tokens": 60, "tools": [{
+                "name": "f", "strict": True, "input_schema": {
+                    "type": "object", "additionalProperties": False, "required": ["a"],
+                    "properties": {"a": {"enum": ["one", "two"]}}}}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "logit_bias": {"9": -100, "10": -100, "13": -100, "32": -100}}, odd_streams)
         memory_fails("/v1/responses", {"input": "hello", "max_output_tokens": 5,
                                        "logit_bias": BIAS}, odd_streams)
 

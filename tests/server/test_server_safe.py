@@ -3,7 +3,6 @@
 """Who may call, and what is never told."""
 import json
 import os
-import pathlib
 import re
 import subprocess
 import tempfile
@@ -214,7 +213,6 @@ def test_odd_requests():
             c.close()
             assert s.get("/health") == {"status": "ok"}
         assert s.call("GET", "/health?x=1")[0] == 200
-        assert pathlib.Path("/proc/self").exists()
 
 
 if __name__ == "__main__":

@@ -256,7 +256,8 @@ static void no_memory(void **state)
 
     (void)state;
     for (; st != KVD_OK && n < 100; n++) {
-        tool_stream *s;
+        tool_stream   *s;
+        kvd_tool_event e;
 
         kvd_alloc_fault(n, false);
         st = tool_stream_open(&s, KVD_TOOLS_HERMES, &err);
@@ -266,6 +267,8 @@ static void no_memory(void **state)
             st = tool_stream_flush(s, &err);
         kvd_alloc_fault(-1, false);
         assert_true(st == KVD_OK || st == KVD_E_NOMEM);
+        while (s && tool_stream_next(s, &e)) /* what is told is all there */
+            assert_int_equal(strlen(e.text), e.len);
         tool_stream_close(s);
         assert_int_equal(kvd_alloc_live(), live);
     }
