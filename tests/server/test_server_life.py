@@ -5,6 +5,7 @@ and what a new one finds of its cache."""
 import http.client
 import json
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -70,6 +71,30 @@ def test_stop_cancels_after_grace():
         assert whole[1][0][0] == 503, whole
 
 
+def known_on_disk(d, ask, want):
+    """A new server finds all but the last token of a prompt, and says the same."""
+    with Server("--cache-dir", d, "--deterministic") as s:
+        a = s.post(COMPLETION, ask)
+        cached = a["usage"]["prompt_tokens_details"]["cached_by_tier"]["disk"]
+        assert cached == a["usage"]["prompt_tokens"] - 1, a["usage"]
+        assert a["choices"] == want
+
+
+def test_stop_flushes():
+    """What was evaluated just before the signal, and what the grace period cut off, is on disk."""
+    ask = {"prompt": "said at the last moment " * 50, "max_tokens": 4, "logit_bias": BIAS}
+    with Directory() as d:
+        with Server("--cache-dir", d, "--deterministic", "--grace", "0.3", program=FAULT) as s:
+            t, out = in_thread(lambda: list(s.stream(COMPLETION, LONG)))
+            s.wait_for(lambda: s.slots()["running"] == 1)
+            want = s.post(COMPLETION, ask)["choices"]
+            s.process.terminate()
+            code, took = end(s, 10)
+            t.join()
+            assert code == 0 and took < 2.3 * SLOW, (code, took)
+        known_on_disk(d, ask, want)
+
+
 def test_second_signal_ends_at_once():
     with Server(program=FAULT) as s:
         s.exits = (128 + signal.SIGTERM,)
@@ -116,9 +141,32 @@ def test_device_fails():
 
 
 def test_step_hangs():
-    with Server("--stall-timeout", "1", program=FAULT) as s:
-        s.exits = (1,)
-        broken(s, signal.SIGUSR2, 3)
+    ask = {"prompt": "what was known " * 60, "max_tokens": 4, "logit_bias": BIAS}
+    with Directory() as d:
+        with Server("--stall-timeout", "1", "--cache-dir", d, "--deterministic",
+                    program=FAULT) as s:
+            s.exits = (1,)
+            want = s.post(COMPLETION, ask)["choices"]
+            time.sleep(1.0)  # stored blocks are flushed while it is idle
+            broken(s, signal.SIGUSR2, 3)
+        known_on_disk(d, ask, want)
+
+
+def test_killed_again_and_again():
+    """20 times SIGKILL: no named shared memory is used, and no files are left behind."""
+    with Directory() as d, Directory() as tmp:
+        before = None
+        for _ in range(20):
+            with Server("--cache-dir", d, env={"TMPDIR": tmp, "SQLITE_TMPDIR": tmp}) as s:
+                s.exits = (-signal.SIGKILL,)
+                s.post(COMPLETION, {"prompt": "again " * 200, "max_tokens": 2})
+                maps = pathlib.Path(f"/proc/{s.process.pid}/maps").read_text()
+                assert "/dev/shm" not in maps and "/SYSV" not in maps, maps
+                s.process.kill()
+                s.process.wait()
+            left = (os.listdir(tmp), sorted(os.listdir(d)))
+            before = before or left
+            assert left == before, (before, left)
 
 
 def test_memory_fails():
