@@ -31,8 +31,9 @@ static srv_conn *conn_of(struct MHD_Connection *c)
 
 static void open_conn(srv *s, struct MHD_Connection *c, void **ctx)
 {
-    const int one = 1, buffer = SEND_BYTES;
-    srv_conn *conn = kvd_calloc(1, sizeof(*conn));
+    const int          one = 1, buffer = SEND_BYTES;
+    srv_conn          *conn = kvd_calloc(1, sizeof(*conn));
+    struct epoll_event ev   = { .events = EPOLLRDHUP | EPOLLET, .data = { .ptr = conn } };
 
     *ctx = conn;
     if (!conn)
@@ -45,12 +46,14 @@ static void open_conn(srv *s, struct MHD_Connection *c, void **ctx)
     s->conns = conn;
     setsockopt(conn->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     setsockopt(conn->fd, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof(buffer));
+    (void)epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, conn->fd, &ev); /* else its times are its end */
 }
 
 static void close_conn(srv *s, srv_conn *conn)
 {
     if (!conn)
         return;
+    (void)epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
     if (conn->prev)
         conn->prev->next = conn->next;
     else
@@ -91,9 +94,10 @@ static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *url)
 
     if (!call)
         return NULL;
-    call->s       = s;
-    call->c       = c;
-    call->conn    = conn_of(c);
+    call->s          = s;
+    call->c          = c;
+    call->conn       = conn_of(c);
+    call->conn->call = call;
     call->born_ns = call->said_ns = kvd_now_ns();
     call->next                    = s->calls;
     if (s->calls)
@@ -148,8 +152,7 @@ static void on_completed(void *cls, struct MHD_Connection *mc, void **ctx,
     if (!c)
         return;
     log_call(c);
-    if (c->watched)
-        epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, c->conn->fd, NULL);
+    c->conn->call    = NULL;
     c->conn->in_call = c->conn->reading = false;
     c->conn->since_ns                   = kvd_now_ns();
     leave_job(c);
@@ -168,12 +171,22 @@ static void on_completed(void *cls, struct MHD_Connection *mc, void **ctx,
 
 static void suspend(srv_call *c)
 {
-    struct epoll_event ev = { .events = EPOLLRDHUP | EPOLLET, .data = { .ptr = c } };
-
     MHD_suspend_connection(c->c);
-    c->suspended = true;
-    if (!c->watched)
-        c->watched = epoll_ctl(c->s->epoll_fd, EPOLL_CTL_ADD, c->conn->fd, &ev) == 0;
+    c->suspended = c->waited = true;
+    c->gone                  = c->gone || c->conn->ended; /* the next tick resumes it */
+}
+
+/* What has waited ends; a reply that needs no waiting may still be read. */
+void srv_http_ended(srv_conn *conn)
+{
+    srv_call *c = conn->call;
+
+    conn->ended = true;
+    if (!c || !c->waited)
+        return;
+    c->gone = true;
+    if (!c->at_work)
+        srv_http_resume(c);
 }
 
 void srv_http_resume(srv_call *c)
@@ -403,10 +416,12 @@ static bool late(uint64_t now, uint64_t since, double limit_s)
 void srv_http_tick(srv *s, uint64_t now)
 {
     for (srv_conn *c = s->conns; c; c = c->next)
-        if (!c->in_call &&
-            (s->stop_ns || late(now, c->since_ns, c->reading ? s->p.read_s : s->p.idle_s)))
+        if (!c->in_call && (s->stop_ns || c->ended ||
+                            late(now, c->since_ns, c->reading ? s->p.read_s : s->p.idle_s)))
             shutdown(c->fd, SHUT_RDWR);
     for (srv_call *c = s->calls; c; c = c->next) {
+        if (c->gone && !c->at_work)
+            srv_http_resume(c);
         if (!c->reply.status || c->gone) /* nothing goes out yet */
             continue;
         if (c->suspended && late(now, c->said_ns, s->p.keepalive_s)) {

@@ -9,7 +9,8 @@
  *                              '---> STREAM --END, ERROR, reader gone--> gone
  *
  * In WORK, WAIT and while a stream has nothing to say the connection is suspended: the HTTP library
- * does not look at it, so the net thread watches its socket for the peer's end. */
+ * does not look at it.  Nor does it see an end that comes together with what was sent before.  So
+ * the net thread watches every socket for the peer's end. */
 #ifndef KVD_SRV_HTTP_H
 #define KVD_SRV_HTTP_H
 
@@ -42,6 +43,8 @@ extern const uint32_t  srv_n_route;
 typedef struct srv_conn { /* one TCP connection */
     struct srv_conn *prev, *next;
     int              fd;
+    srv_call        *call;    /* NULL: none */
+    bool             ended;   /* the peer has closed, or will send no more */
     bool             in_call; /* its request has come whole, the reply is not out */
     bool             reading; /* of a request some has come */
     uint64_t         since_ns;
@@ -60,7 +63,7 @@ struct srv_call {
     srv_job               *job;
     kvd_buf                out; /* of a stream: made, not taken yet */
     size_t                 out_at;
-    bool                   suspended, at_work, worked, streams, ending, gone, watched, keepalive;
+    bool                   suspended, at_work, worked, streams, ending, gone, waited, keepalive;
     const char            *broken; /* the engine has stopped: what to tell */
 };
 
@@ -131,6 +134,7 @@ kvd_status srv_http_open(srv *s, kvd_err *err);
 void       srv_http_stop_listening(srv *s);
 void       srv_http_close(srv *s); /* the workers have ended */
 void       srv_http_resume(srv_call *c);
+void       srv_http_ended(srv_conn *c);         /* its peer will send no more */
 void       srv_http_tick(srv *s, uint64_t now); /* limits of time */
 
 /* ---- srv_listen.c ------------------------------------------------------------------ */

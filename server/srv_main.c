@@ -164,16 +164,12 @@ static void take_events(srv *s, int timeout_ms)
     const int          n = epoll_wait(s->epoll_fd, ev, N_EVENT, timeout_ms);
 
     for (int i = 0; i < n; i++) {
-        srv_call *c = ev[i].data.ptr;
-        uint64_t  count;
+        uint64_t count;
 
         if (ev[i].data.ptr == s)
             (void)!read(s->event_fd, &count, sizeof(count));
-        else if (ev[i].data.ptr != &s->http) {
-            c->gone = true; /* the peer has closed, or will send no more */
-            if (!c->at_work)
-                srv_http_resume(c);
-        }
+        else if (ev[i].data.ptr != &s->http)
+            srv_http_ended(ev[i].data.ptr);
     }
 }
 

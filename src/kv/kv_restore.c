@@ -12,14 +12,13 @@
 
 #include "kv/kv_cache.h"
 
-#define TRIAL_BYTES                                                                               \
-    (16u << 20)                 /* after so many, or their share of all, the disk's rate is known \
-                                 */
-#define TRIAL_SHARE 16u         /* of the time of evaluating, too: slowness is borne for so long */
-#define PIECE_MIN   (32u << 10) /* of a read till then */
+/* While a disk's rate is not known reads are small: till so many bytes, or their share of all. */
+#define TRIAL_BYTES (16u << 20)
+#define TRIAL_SHARE 16u /* of the time of evaluating, too: slowness is borne for so long */
+#define TRIAL_READS 3u  /* at least: the slowest is left out, since disks have their moments */
+#define PIECE_MIN   (32u << 10)
 #define PIECE_MAX   (256u << 10)
 #define PIECE_SHARE 64u
-#define TRIAL_READS 3u    /* at least: the slowest is left out, since disks have their moments */
 #define SAVING_NS   2.5e8 /* that evaluating must save: less is not worth what it costs others */
 #define TRY_AGAIN   8u    /* of the prefixes that should be too slow one is tried */
 #define FIRST_READ  4u    /* blocks of the first read where there is little time */
@@ -169,11 +168,10 @@ static kvd_status judge(kv_restore *r, kvd_err *err)
     const double eval = evaluating_ns(r), rate = rate_of(r);
     const double spent = (double)(r->ready_ns + r->spent_ns);
     const double left  = r->bytes > r->done ? (double)(r->bytes - r->done) : 0.0;
-    const double rest  = left / rate;
 
-    if (eval == 0.0 || rate == 0.0 || spent < eval / TRIAL_SHARE || rest <= eval + SAVING_NS)
+    if (eval == 0.0 || rate == 0.0 || spent < eval / TRIAL_SHARE || left / rate <= eval + SAVING_NS)
         return KVD_OK;
-    return too_slow(r, spent + rest, err);
+    return too_slow(r, spent + left / rate, err);
 }
 
 static uint64_t read_bytes(const kv_restore *r, const kv_disk_read *read)

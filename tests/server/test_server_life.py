@@ -5,6 +5,7 @@ and what a new one finds of its cache."""
 import http.client
 import json
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -95,6 +96,30 @@ def test_stop_with_a_call_at_work():
         assert code == 0, code
 
 
+def known_on_disk(d, ask, want):
+    """A new server finds all but the last token of a prompt, and says the same."""
+    with Server("--cache-dir", d, "--deterministic") as s:
+        a = s.post(COMPLETION, ask)
+        cached = a["usage"]["prompt_tokens_details"]["cached_by_tier"]["disk"]
+        assert cached == a["usage"]["prompt_tokens"] - 1, a["usage"]
+        assert a["choices"] == want
+
+
+def test_stop_flushes():
+    """What was evaluated just before the signal, and what the grace period cut off, is on disk."""
+    ask = {"prompt": "said at the last moment " * 50, "max_tokens": 4, "logit_bias": BIAS}
+    with Directory() as d:
+        with Server("--cache-dir", d, "--deterministic", "--grace", "0.3", program=FAULT) as s:
+            t, out = in_thread(lambda: list(s.stream(COMPLETION, LONG)))
+            s.wait_for(lambda: s.slots()["running"] == 1)
+            want = s.post(COMPLETION, ask)["choices"]
+            s.process.terminate()
+            code, took = end(s, 10)
+            t.join()
+            assert code == 0 and took < 2.3 * SLOW, (code, took)
+        known_on_disk(d, ask, want)
+
+
 def test_second_signal_ends_at_once():
     with Server(program=FAULT) as s:
         s.exits = (128 + signal.SIGTERM,)
@@ -159,9 +184,15 @@ def test_requests_of_the_failing_step():
 
 
 def test_step_hangs():
-    with Server("--stall-timeout", "1", program=FAULT) as s:
-        s.exits = (1,)
-        broken(s, signal.SIGUSR2, 3)
+    ask = {"prompt": "what was known " * 60, "max_tokens": 4, "logit_bias": BIAS}
+    with Directory() as d:
+        with Server("--stall-timeout", "1", "--cache-dir", d, "--deterministic",
+                    program=FAULT) as s:
+            s.exits = (1,)
+            want = s.post(COMPLETION, ask)["choices"]
+            time.sleep(1.0)  # stored blocks are flushed while it is idle
+            broken(s, signal.SIGUSR2, 3)
+        known_on_disk(d, ask, want)
 
 
 def told_of(path, body):
@@ -229,15 +260,16 @@ def test_memory_fails():
             "stop": ["zzz"], "logit_bias": BIAS}, odd_streams)
         memory_fails("/v1/messages", {"messages": hello, "max_tokens": 5, "logit_bias": BIAS},
                      odd_streams)
-        memory_fails("/v1/messages", {
-            "messages": hello, "max_tokens": 60, "tools": [{
-                "name": "f", "strict": True, "input_schema": {
-                    "type": "object", "additionalProperties": False, "required": ["a"],
-                    "properties": {"a": {"enum": ["one", "two"]}}}}],
-            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-            "logit_bias": {"9": -100, "10": -100, "13": -100, "32": -100}}, odd_streams)
         memory_fails("/v1/responses", {"input": "hello", "max_output_tokens": 5,
                                        "logit_bias": BIAS}, odd_streams)
+    # It allocates most, so each of its allocations fails in one way only.
+    memory_fails("/v1/messages", {
+        "messages": hello, "max_tokens": 60, "tools": [{
+            "name": "f", "strict": True, "input_schema": {
+                "type": "object", "additionalProperties": False, "required": ["a"],
+                "properties": {"a": {"enum": ["one", "two"]}}}}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "logit_bias": {"9": -100, "10": -100, "13": -100, "32": -100}}, True)
 
 
 def test_killed_and_started_again():
