@@ -96,7 +96,8 @@ def leave_somehow(s, rng, held):
         text = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90\r\n\r\n{"
         c = s.raw(text[:rng.randrange(len(text))])
     elif how == 1:  # streams much and is not read, until it leaves some requests later
-        c = s.raw_post(COMPLETION, {**body, "stream": True, "logprobs": 20, "max_tokens": 1500})
+        c = s.raw_post(COMPLETION, {**body, "n": 1, "stream": True, "logprobs": 20,
+                                    "max_tokens": 1500})
         held.append(c)
         c = held.pop(0) if len(held) > 2 else None  # there are three slots
     elif how == 2:  # after the first bytes of a stream
