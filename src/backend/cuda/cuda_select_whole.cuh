@@ -33,6 +33,7 @@
 
 static_assert(1u << WHOLE_CHUNKS == KVD_SELECT_CHUNKS, "a chunk's number fits");
 
+/* What blocks send each other, and which barrier of whole_mem counts it. */
 enum whole_meeting {
     WHOLE_SUMS,
     WHOLE_COUNTS,

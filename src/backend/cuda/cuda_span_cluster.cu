@@ -7,7 +7,9 @@
  * from all of these, in the order of blocks, behind what part holds, span by span, so that two
  * spans at once have the bits of one after the other.  The order depends on the span and on the
  * number of blocks, which depends on the number of lanes (deterministic: of those that are
- * reserved). Owns: nothing.  Thread: the backend's caller. */
+ * reserved).
+ *
+ * Owns: nothing.  Thread: the backend's caller. */
 #include "backend/cuda/cuda_span.cuh"
 
 #define CLUSTER_RANKS 16u /* blocks of a cluster at most */
