@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fault.c - linked into kvdrive_fault: a device that goes wrong.  SIGUSR1: the next evaluation
  * fails for good; SIGUSR2: it never returns; SIGWINCH: an allocation fails, the first, and with
- * each further signal one later.  SIGRTMIN + n: the disk gives n / 2 MB/s (0: what it can),
+ * each further signal one later.  SIGRTMIN + n: the disk gives n / 2 MB/s (0: what it can, 9: 50),
  * SIGRTMIN + 10 + n: a prompt's token takes n tenths of a millisecond, so that which of them is
  * faster does not depend on the machine.  The linker puts this in the place of what it slows. */
 #include <signal.h>
@@ -33,7 +33,7 @@ static void on_signal(int sig)
     else if (sig >= SIGRTMIN + RATES)
         token_us = 100 * (sig - SIGRTMIN - RATES);
     else if (sig >= SIGRTMIN)
-        disk_speed = sig - SIGRTMIN;
+        disk_speed = sig == SIGRTMIN + 9 ? 100 : sig - SIGRTMIN;
     else
         fault = sig;
 }
