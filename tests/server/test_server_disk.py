@@ -66,6 +66,22 @@ def test_reads_what_is_faster_to_read():
             assert recomputes(s) == 0
 
 
+def test_little_in_common_hides_nothing():
+    """Prompts begin alike, as chats do: a sequence that holds that much of another's still takes
+    what the directory knows."""
+    def prompt(i):
+        return {"prompt": [70] * 40 + ask(i, 1500)["prompt"], "max_tokens": 3, "logit_bias": BIAS}
+
+    with Directory() as d:
+        with Server("--cache-dir", d, "--deterministic", "--parallel", "1") as s:
+            want = [s.post(COMPLETION, prompt(i))["choices"] for i in range(3)]
+            for i in (0, 1, 2, 0):
+                a = s.post(COMPLETION, prompt(i))
+                assert a["usage"]["prompt_tokens_details"]["cached_by_tier"]["disk"] == 1539, \
+                    (i, a["usage"])
+                assert a["choices"] == want[i]
+
+
 def test_evaluates_what_is_slower_to_read():
     """The same at 2 s for reading and 1 s for evaluating: never much later than cold,
     and the text is the same.  How fast it evaluates a new server knows from the directory."""
