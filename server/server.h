@@ -28,6 +28,7 @@ typedef struct server_params {
     double   idle_s;  /* that a connection may be without a request */
     double   stall_s; /* a step that takes longer has failed */
     double   grace_s; /* that requests have when the server is told to stop */
+    bool     cached;  /* the session has a prefix cache */
     bool     log_json;
     bool     disk; /* the session has a prefix cache */
 } server_params;

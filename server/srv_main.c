@@ -286,7 +286,7 @@ static kvd_status open_engine(srv *s, kvd_session *session, kvd_err *err)
                                  .n_block  = st.kv_capacity_tokens / SRV_BLOCK_TOKENS,
                                  .resident = plan->kv_resident,
                                  .parts    = plan->device_bytes > 0 || !plan->kv_resident,
-                                 .cached   = true,
+                                 .cached   = s->p.cached,
                                  .n_queue  = s->p.n_queue,
                                  .gap_ms   = s->p.gap_ms,
                                  .told     = on_told,

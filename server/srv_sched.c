@@ -392,9 +392,19 @@ bool srv_sched_load(srv_engine *e)
     return true;
 }
 
-static void start(srv_engine *e, srv_gen *g, srv_slot *s)
+/* What a slot goes on with of what it holds.  The prefix cache is asked for empty sequences alone:
+ * where that is less than half of the prompt more may be known there, and most of it is. */
+static uint32_t kept_of(const srv_engine *e, const srv_slot *s, const srv_gen *g)
 {
     const uint32_t n = common(s, g);
+
+    if (g->echo || (e->p.cached && n < g->n_token / 2))
+        return 0;
+    return n < g->n_token ? n : g->n_token - 1;
+}
+
+static void start(srv_engine *e, srv_gen *g, srv_slot *s)
+{
     const bool new   = g->token == NULL;
     const bool first = g->job->usage.queue_ns == 0;
     kvd_err    err   = { 0 };
@@ -410,7 +420,7 @@ static void start(srv_engine *e, srv_gen *g, srv_slot *s)
     g->start_ns = kvd_now_ns();
     s->gen      = g;
     g->job->n_running[g->input]++;
-    cut(e, s, g->echo ? 0 : n < g->n_token ? n : g->n_token - 1);
+    cut(e, s, kept_of(e, s, g));
     if (st == KVD_OK)
         st = begin_prompt(e, s, g, &err);
     if (st != KVD_OK) {

@@ -137,8 +137,10 @@ kvd_status kv_cache_open(kv_store *s, kvd_err *err)
         st = kv_ferry_open(s, err);
     if (st == KVD_OK)
         st = kv_disk_open(&s->cache->disk, &dp, err);
-    if (st == KVD_OK && kv_disk_note_get(s->cache->disk, EVAL_NOTE, &s->cache->eval_ns))
+    if (st == KVD_OK && kv_disk_note_get(s->cache->disk, EVAL_NOTE, &s->cache->eval_ns)) {
         s->cache->eval_ns_kept = s->cache->eval_ns;
+        s->cache->eval_weight  = KV_BLOCK_TOKENS * 4; /* another process's, maybe on a busy day */
+    }
     return st;
 }
 

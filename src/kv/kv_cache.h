@@ -76,6 +76,7 @@ typedef struct kv_cache {
     kv_ferry     *ferry;        /* NULL: the device's memory is the host's */
     kv_restore    pending;      /* between two calls of kv_seq_restore() */
     double        eval_ns;      /* that evaluating a token of a prompt takes; 0: not known */
+    double        eval_weight;  /* tokens that it stands for */
     double        eval_ns_kept; /* as the catalogue has it */
     double        load_rate;    /* of restores: bytes in a nanosecond; 0: not known */
     uint32_t      n_skip;       /* prefixes that were not even tried, by it */

@@ -19,7 +19,9 @@
 #define PIECE_MIN   (32u << 10)
 #define PIECE_MAX   (256u << 10)
 #define PIECE_SHARE 64u
-#define SAVING_NS   2.5e8 /* that evaluating must save: less is not worth what it costs others */
+#define EVAL_TOKENS 16384.0
+#define SHORT_NS    3.5e8 /* of reading: never too long, whatever evaluating takes */
+#define SLOWER      1.05  /* times evaluating: too long */
 #define TRY_AGAIN   8u    /* of the prefixes that should be too slow one is tried */
 #define FIRST_READ  4u    /* blocks of the first read where there is little time */
 
@@ -92,18 +94,29 @@ static uint64_t layer_at(const kv_restore *r, uint32_t b, uint32_t layer)
 
 /* ---- load or evaluate ----------------------------------------------------------------- */
 
+/* The mean of about the last EVAL_TOKENS, so that beginnings and ends of prompts count as much as
+ * there are of them: late tokens take longer. */
 void kv_evaluated(kv_store *s, uint32_t n_token, uint64_t ns)
 {
     kv_cache    *c = s->cache;
-    const double x = (double)ns / n_token;
+    const double n = n_token;
 
-    if (c)
-        c->eval_ns = c->eval_ns > 0.0 ? c->eval_ns + 0.25 * (x - c->eval_ns) : x;
+    if (!c)
+        return;
+    c->eval_weight = c->eval_weight * (n < EVAL_TOKENS ? 1.0 - n / EVAL_TOKENS : 0.0) + n;
+    c->eval_ns += ((double)ns / n - c->eval_ns) * n / c->eval_weight;
 }
 
 static double evaluating_ns(const kv_restore *r)
 {
     return r->s->cache->eval_ns * (r->n_block * KV_BLOCK_TOKENS + r->n_tail);
+}
+
+static double most_ns(const kv_restore *r)
+{
+    const double most = SLOWER * evaluating_ns(r);
+
+    return most > SHORT_NS ? most : SHORT_NS;
 }
 
 static uint64_t token_bytes(const kv_store *s)
@@ -141,7 +154,7 @@ static kvd_status expect(kv_restore *r, kvd_err *err)
     kv_cache    *c    = r->s->cache;
     const double load = c->load_rate > 0.0 ? (double)r->bytes / c->load_rate : 0.0;
 
-    if (c->eval_ns == 0.0 || load <= evaluating_ns(r) + SAVING_NS || ++c->n_skip % TRY_AGAIN == 0)
+    if (c->eval_ns == 0.0 || load <= most_ns(r) || ++c->n_skip % TRY_AGAIN == 0)
         return KVD_OK;
     return too_slow(r, load, err);
 }
@@ -169,7 +182,7 @@ static kvd_status judge(kv_restore *r, kvd_err *err)
     const double spent = (double)(r->ready_ns + r->spent_ns);
     const double left  = r->bytes > r->done ? (double)(r->bytes - r->done) : 0.0;
 
-    if (eval == 0.0 || rate == 0.0 || spent < eval / TRIAL_SHARE || left / rate <= eval + SAVING_NS)
+    if (eval == 0.0 || rate == 0.0 || spent < eval / TRIAL_SHARE || left / rate <= most_ns(r))
         return KVD_OK;
     return too_slow(r, spent + left / rate, err);
 }

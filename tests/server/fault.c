@@ -2,9 +2,9 @@
 /* fault.c - linked into kvdrive_fault: a device that goes wrong.  SIGUSR1: the next evaluation
  * fails for good, or one that hangs; SIGUSR2: the next one hangs; SIGWINCH: an allocation fails,
  * the first, and with each further signal one later.  SIGRTMIN + n: the disk gives n / 2 MB/s (0:
- * what it can), SIGRTMIN + 10 + n: a prompt's token takes n tenths of a millisecond, so that which
- * of them is faster does not depend on the machine.  The linker puts this in the place of what it
- * slows. */
+ * what it can, 9: 50), SIGRTMIN + 10 + n: a prompt's token takes n tenths of a millisecond, so that
+ * which of them is faster does not depend on the machine.  The linker puts this in the place of
+ * what it slows. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -34,7 +34,7 @@ static void on_signal(int sig)
     else if (sig >= SIGRTMIN + RATES)
         token_us = 100 * (sig - SIGRTMIN - RATES);
     else if (sig >= SIGRTMIN)
-        disk_speed = sig - SIGRTMIN;
+        disk_speed = sig == SIGRTMIN + 9 ? 100 : sig - SIGRTMIN;
     else
         fault = sig;
 }
