@@ -103,6 +103,7 @@ def keeps_pace(rounds, *more):
     for _ in range(rounds):
         with Server("-b", "4096", "--rope-scale", str(ctx // 128 + 1), *more, ctx=ctx,
                     program=FAULT) as s:
+            s.process.send_signal(signal.SIGRTMIN + 11)  # 0.1 ms for each token of a prompt
             quiet, beside, took = gaps_beside(s, LONG_PROMPT)
         told = [f"{n}: median {1e3 * share(x, 0.5):.2f} ms, 99 % {1e3 * share(x, 0.99):.2f} ms of "
                 f"{len(x)}" for n, x in (("quiet", quiet), ("beside", beside))]
@@ -116,7 +117,8 @@ def keeps_pace(rounds, *more):
 def test_pace_beside_a_long_prompt():
     """The median of gaps, and the 99th percentile, at most three times what they are without.  A
     percentile on a machine with neighbours is theirs as well: 30 ms are always good, and one of
-    five rounds must do.  Where the server is told that a second is short enough, they stall."""
+    five rounds must do.  Where the server is told that a second is short enough, they stall: a
+    prompt's tokens take a time of their own, so that this holds on every machine."""
     assert keeps_pace(5)
     assert not keeps_pace(1, "--max-gap", "1000")
 
