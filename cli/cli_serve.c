@@ -66,7 +66,6 @@ static void take_params(server_params *p, const kvd_opts *o)
     p->grace_s      = kvd_opts_num(o, "grace");
     p->cached       = kvd_opts_text(o, "cache-dir") != NULL;
     p->log_json     = strcmp(kvd_opts_text(o, "log-format"), "json") == 0;
-    p->disk         = kvd_opts_text(o, "cache-dir") != NULL;
     take_sampling(&p->sampling, o);
 }
 

@@ -30,7 +30,6 @@ typedef struct server_params {
     double   grace_s; /* that requests have when the server is told to stop */
     bool     cached;  /* the session has a prefix cache */
     bool     log_json;
-    bool     disk; /* the session has a prefix cache */
 } server_params;
 
 /* Serves until SIGTERM or SIGINT, then stops taking requests, lets those under way finish or

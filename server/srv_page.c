@@ -79,7 +79,7 @@ static void put_tiers(kvd_buf *b, const srv *s, const kvd_stats *st)
         kvd_buf_putc(b, ',');
         put_tier(b, "host", st->kv_host_used_bytes, s->plan.kv_host_bytes);
     }
-    if (s->p.disk) {
+    if (s->p.cached) {
         kvd_buf_putc(b, ',');
         put_tier(b, "disk", st->kv_disk_used_bytes, st->kv_disk_limit_bytes);
     }
