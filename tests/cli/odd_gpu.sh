@@ -9,25 +9,16 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 cp "$1" "$tmp/kvdrive"
 cp "$2" "$tmp/libkvdrive-cuda.so"
-failed=0
+. "$(dirname "$0")/expect.sh"
 
-# expect CODE PATTERN OPTION...
-expect() {
-    local code=$1 pattern=$2 out got
-    shift 2
-    out=$(timeout 60 "$tmp/kvdrive" run -m tests/data/tiny/llama.gguf --raw -p x -n 1 "$@" 2>&1 \
-        </dev/null)
-    got=$?
-    if [ "$got" != "$code" ] || ! grep -qE -- "$pattern" <<<"$out"; then
-        echo "FAILED: $*: exit $got (expected $code), output (expected /$pattern/):"
-        head -c 1000 <<<"$out"
-        failed=1
-    fi
+run() {
+    timeout 60 "$tmp/kvdrive" run -m tests/data/tiny/llama.gguf --raw -p x -n 1 "$@"
 }
 
 no_code='no code for Odd GPU \(compute capability 8.7\), but for sm_80, sm_90 and later'
-expect 3 "$no_code .*--backend cpu" --backend cuda
-expect 3 'Old GPU has compute capability 7.5; 8.0 or later .*--backend cpu' --backend cuda:1
-expect 0 "$no_code.*going on with the CPU" -ngl 99
+expect "no code" 3 "$no_code .*--backend cpu" run --backend cuda
+too_old='Old GPU has compute capability 7.5; 8.0 or later'
+expect "too old" 3 "$too_old .*--backend cpu" run --backend cuda:1
+expect "-ngl" 0 "$no_code.*going on with the CPU" run -ngl 99
 [ "$failed" -eq 0 ] && echo "says what it has, and goes on without"
-exit "$failed"
+exit $((failed > 0))

@@ -14,25 +14,13 @@ command -v qemu-x86_64 >/dev/null || {
 }
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-failed=0
+. "$(dirname "$0")/expect.sh"
 
 # The emulator warns of what it lacks itself.
 on() {
     local cpu=$1
     shift
     timeout 120 qemu-x86_64 -cpu "$cpu" "$@" 2> >(grep -v '^qemu-x86_64: warning' >&2)
-}
-# expect NAME CODE PATTERN COMMAND...
-expect() {
-    local name=$1 code=$2 pattern=$3 out got
-    shift 3
-    out=$("$@" 2>&1 </dev/null)
-    got=$?
-    if [ "$got" != "$code" ] || ! grep -qE -- "$pattern" <<<"$out"; then
-        echo "FAILED: $name: exit $got (expected $code), output (expected /$pattern/):"
-        head -c 1000 <<<"$out"
-        failed=$((failed + 1))
-    fi
 }
 
 for level in Nehalem:portable Haswell:avx2; do

@@ -8,22 +8,8 @@ export XDG_CONFIG_HOME=/nonexistent
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 dir=$tmp/cache
-failed=0
-n=0
+. "$(dirname "$0")/expect.sh"
 
-# expect NAME CODE PATTERN COMMAND...: exit code and an extended regular expression in the output
-expect() {
-    local name=$1 code=$2 pattern=$3 out got
-    shift 3
-    n=$((n + 1))
-    out=$("$@" 2>&1 </dev/null)
-    got=$?
-    if [ "$got" != "$code" ] || ! grep -qE -- "$pattern" <<<"$out"; then
-        echo "FAILED: $name: exit $got (expected $code), output (expected /$pattern/):"
-        head -c 1000 <<<"$out"
-        failed=$((failed + 1))
-    fi
-}
 # json NAME CONDITION COMMAND...: its output is JSON, of which the Python condition on `a` holds
 json() {
     local name=$1 condition=$2 out

@@ -8,22 +8,8 @@ tiny=tests/data/tiny
 export XDG_CONFIG_HOME=/nonexistent
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-failed=0
-n=0
+. "$(dirname "$0")/expect.sh"
 
-# expect NAME CODE PATTERN COMMAND...: exit code and an extended regular expression in the output
-expect() {
-    local name=$1 code=$2 pattern=$3 out got
-    shift 3
-    n=$((n + 1))
-    out=$(timeout 60 "$@" 2>&1 </dev/null)
-    got=$?
-    if [ "$got" != "$code" ] || ! grep -qE -- "$pattern" <<<"$out"; then
-        echo "FAILED: $name: exit $got (expected $code), output (expected /$pattern/):"
-        head -c 1000 <<<"$out"
-        failed=$((failed + 1))
-    fi
-}
 
 expect "overview" 0 'kvdrive COMMAND --help' "$kvd" --help
 expect "no command" 2 'usage' "$kvd"
