@@ -36,6 +36,16 @@ def use_clients():
     os.execv(python, [python, *sys.argv])
 
 
+class Late(AssertionError):
+    """A bound of time was missed."""
+
+
+def in_time(took, limit, *what):
+    """Seconds that it took are below the limit."""
+    if not took < limit * SLOW:
+        raise Late(f"{took:.3f} s, not {limit} s", *what)
+
+
 class Server:
     """kvdrive serve on a free port; stopped when the block is left."""
 
@@ -153,13 +163,16 @@ class Server:
             s = self.slots()
             if s["running"] == 0 and s["waiting"] == 0:
                 return
-            assert time.monotonic() < end, s
+            if time.monotonic() >= end:
+                raise Late(f"not idle after {seconds} s", s)
             time.sleep(0.01)
 
-    def wait_for(self, what, seconds=10.0):
-        end = time.monotonic() + seconds * SLOW
+    def wait_for(self, what, seconds=None):
+        """Until it is so; a bound of time, where one is given, is what is tested."""
+        end = time.monotonic() + (seconds or 10.0) * SLOW
         while not what():
-            assert time.monotonic() < end, "what was waited for did not come"
+            if time.monotonic() >= end:
+                raise (AssertionError if seconds is None else Late)("it did not come in time")
             time.sleep(0.005)
 
     def rss_kib(self):
@@ -192,8 +205,22 @@ class Directory:
         shutil.rmtree(self.path)
 
 
+TRIES = 4
+
+
+def one_in_time(name, function):
+    for i in range(1, TRIES + 1):
+        try:
+            return function()
+        except Late as e:
+            print(f"late {name}, {i}. time: {e}", flush=True)
+            if i == TRIES:
+                raise
+
+
 def main(tests):
-    """Runs functions named test_* of a module's globals, or those that arguments name."""
+    """Runs functions named test_* of a module's globals, or those that arguments name.  Neighbours
+    on the machine may stop us for longer than a bound of time allows: one of TRIES must keep it."""
     signal.alarm(int(280 * SLOW + float(os.environ.get("KVD_FUZZ_SECONDS", "0"))))
     wanted = sys.argv[1:]
     failed = 0
@@ -202,7 +229,7 @@ def main(tests):
             continue
         start = time.monotonic()
         try:
-            function()
+            one_in_time(name, function)
             print(f"ok   {name} ({time.monotonic() - start:.1f} s)", flush=True)
         except Exception as e:  # one failure does not hide the others
             failed += 1
