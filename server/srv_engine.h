@@ -188,6 +188,7 @@ typedef struct srv_counts { /* since the start */
     uint64_t n_recomputed;             /* tokens that preempted generations evaluate again */
     uint64_t n_prompt, n_generated, n_cached[SRV_N_TIER];
     uint64_t n_step, n_mixed; /* mixed: with a piece of a prompt beside answers */
+    uint64_t prefix_ns;       /* the thread has spent on finding and reading known prefixes */
     srv_hist queue, first, prefill, gap, whole;
 } srv_counts;
 

@@ -327,15 +327,19 @@ static uint32_t n_answering(const srv_engine *e)
 
 kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err)
 {
-    const srv_request *r = &s->gen->job->req;
-    kvd_prompt         p = KVD_PROMPT_INIT;
+    const srv_request *r  = &s->gen->job->req;
+    const uint64_t     t0 = kvd_now_ns();
+    kvd_prompt         p  = KVD_PROMPT_INIT;
+    kvd_status         st;
 
     p.token      = s->gen->token;
     p.n_token    = s->gen->n_token;
     p.salt       = r->salt;
     p.salt_bytes = r->n_salt;
     p.slice_ns   = srv_pace_slice(&e->pace, n_answering(e));
-    return kvd_prompt_begin(e->p.session, (uint32_t)(s - e->slot), &p, err);
+    st           = kvd_prompt_begin(e->p.session, (uint32_t)(s - e->slot), &p, err);
+    e->counts.prefix_ns += e->p.cached ? kvd_now_ns() - t0 : 0;
+    return st;
 }
 
 /* What is known of the prompt is there. */
