@@ -225,6 +225,8 @@ static enum MHD_Result send_response(srv_call *c, struct MHD_Response *r, unsign
         snprintf(seconds, sizeof(seconds), "%u", c->reply.retry_s);
         MHD_add_response_header(r, "Retry-After", seconds);
     }
+    if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
+        MHD_add_response_header(r, "Allow", c->reply.allow);
     if (status == 401)
         MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     if (c->s->stop_ns || c->s->sick_ns)

@@ -23,18 +23,19 @@ typedef struct srv      srv;
 typedef struct srv_call srv_call;
 
 typedef struct srv_reply {
-    int         status;   /* 0: not known yet */
-    const char *type;     /* of the body; NULL: JSON */
-    const char *policy;   /* what a browser may do with it; NULL: not told */
-    uint32_t    retry_s;  /* 0: no Retry-After */
-    bool        messages; /* errors are in Anthropic's shape */
+    int         status;    /* 0: not known yet */
+    const char *type;      /* of the body; NULL: JSON */
+    const char *policy;    /* what a browser may do with it; NULL: not told */
+    uint32_t    retry_s;   /* 0: no Retry-After */
+    char        allow[32]; /* with 405: methods of the path */
+    bool        messages;  /* errors are in Anthropic's shape */
     kvd_buf     body;
 } srv_reply;
 
 typedef struct srv_route {
-    const char *method, *path;
-    bool        open; /* without a key */
-    bool        slow; /* for a worker: it parses or waits */
+    const char *method, *path; /* one that ends with a slash (but "/") has a name behind it */
+    bool        open;          /* without a key */
+    bool        slow;          /* for a worker: it parses or waits */
     void (*run)(srv *s, srv_call *c);
 } srv_route;
 extern const srv_route srv_routes[];
@@ -55,6 +56,7 @@ struct srv_call {
     struct MHD_Connection *c;
     srv_conn              *conn;
     const srv_route       *route;
+    const char            *name;             /* behind the route's path, else ""; the library's */
     srv_call              *prev, *next;      /* all that live */
     srv_call              *next_work;        /* for a worker, or back from one */
     uint64_t               born_ns, said_ns; /* said: a stream has given bytes */

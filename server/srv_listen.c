@@ -128,16 +128,38 @@ static bool good_origin(const srv_call *c)
     return at && h && strcasecmp(at + 3, h) == 0;
 }
 
+/* What stands behind the route's path, where it takes that; NULL: it is another's. */
+static const char *behind(const srv_route *r, const char *path)
+{
+    const size_t n = strlen(r->path);
+
+    if (strcmp(r->path, path) == 0)
+        return "";
+    return n > 1 && r->path[n - 1] == '/' && strncmp(r->path, path, n) == 0 ? path + n : NULL;
+}
+
+static void add_allowed(srv_reply *r, const char *method)
+{
+    const size_t n = strlen(r->allow);
+
+    snprintf(r->allow + n, sizeof(r->allow) - n, "%s%s", n ? ", " : "", method);
+}
+
 static void find_route(srv_call *c, const char *method, const char *path)
 {
     bool known = false;
 
     for (uint32_t i = 0; i < srv_n_route; i++) {
-        if (strcmp(srv_routes[i].path, path) != 0)
+        const char *name = behind(&srv_routes[i], path);
+
+        if (!name)
             continue;
         known = true;
-        if (strcmp(srv_routes[i].method, method) == 0)
+        add_allowed(&c->reply, srv_routes[i].method);
+        if (strcmp(srv_routes[i].method, method) == 0) {
             c->route = &srv_routes[i];
+            c->name  = name;
+        }
     }
     if (!c->route)
         srv_reply_error(&c->reply, known ? 405 : 404, NULL, NULL,

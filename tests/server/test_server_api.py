@@ -4,6 +4,7 @@
 import base64
 import json
 import random
+import re
 
 from kvserver import HERE, Server, main, text_of
 
@@ -35,6 +36,37 @@ def test_small_routes():
                                    ("/v1/completions", "GET", 405), ("/cache", "POST", 405)):
             status, _, data = s.call(method, path, body="{}" if method == "POST" else None)
             assert status == want and json.loads(data)["error"]["type"], (path, status, data)
+
+
+def test_methods_that_are_taken():
+    """405 says what would not be: each path's own method, and nothing without a key."""
+    text = (HERE.parent.parent / "server" / "srv_routes.c").read_text()
+    table = re.findall(r'\{ "([A-Z]+)", "([^"]+)",', text)
+    with Server() as s:
+        for method, path in table:
+            path += "tiny" if path == "/v1/models/" else ""
+            for other in {"GET", "POST", "DELETE", "PUT", "HEAD"} - {method}:
+                status, headers, _ = s.call(other, path)
+                assert (status, headers["Allow"]) == (405, method), (other, path, status)
+            if method == "GET":
+                assert s.call(method, path)[1]["Allow"] is None
+        assert s.call("PUT", "/nothing")[1]["Allow"] is None
+    with Server(env={"KVDRIVE_API_KEY": "sk-x"}) as s:
+        status, headers, _ = s.call("PUT", "/v1/models")
+        assert status == 401 and headers["Allow"] is None
+
+
+def test_model_by_name():
+    with Server("--alias", "tiny") as s:
+        assert s.get("/v1/models/tiny") == s.get("/v1/models")["data"][0]
+        for name in ("", "tin", "tiny2", "tiny/x", "Tiny", "%00", "%74iny%20", "a%22b", "%ff"):
+            e = s.get(f"/v1/models/{name}", want=404)["error"]
+            assert e["code"] == "model_not_found" and e["param"] == "model", (name, e)
+        assert 'no model "a"b"' in s.get("/v1/models/a%22b", want=404)["error"]["message"]
+    with Server("--alias", "org/a b") as s:  # as it is, and as clients write it
+        for name in ("org/a%20b", "org%2Fa%20b"):
+            assert s.get(f"/v1/models/{name}")["id"] == "org/a b"
+        assert s.get("/v1/models/tiny", want=404)["error"]["code"] == "model_not_found"
 
 
 def test_completion():

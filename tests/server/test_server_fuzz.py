@@ -16,7 +16,7 @@ SEED = int(os.environ.get("KVD_FUZZ_SEED", str(time.time_ns() % 1000000)))
 ASK = {"prompt": "as before", "max_tokens": 12, "logit_bias": {"261": -100}}
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens",
          "/v1/responses", "/tokenize", "/detokenize", "/apply-template")
-GETS = ("/health", "/v1/models", "/props", "/slots", "/nothing")
+GETS = ("/health", "/v1/models", "/v1/models/x", "/props", "/slots", "/nothing")
 FIELDS = ("prompt messages max_tokens max_completion_tokens temperature top_p top_k min_p n seed "
           "logit_bias stop stream stream_options logprobs top_logprobs echo presence_penalty "
           "frequency_penalty repetition_penalty repeat_last_n ignore_eos return_progress "

@@ -42,6 +42,9 @@ def test_models_and_keys():
     with server() as s:
         c = connect(s)
         assert [m.id for m in c.models.list()] == ["tiny"]
+        assert c.models.retrieve("tiny").owned_by == "kvdrive"
+        raises(openai.NotFoundError, lambda: c.models.retrieve("other"), code="model_not_found",
+               param="model")
         raises(openai.AuthenticationError, lambda: connect(s, "sk-wrong").models.list(),
                code="invalid_api_key")
 
