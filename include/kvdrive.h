@@ -742,6 +742,10 @@ KVD_API KVD_MUST_USE kvd_status kvd_tool_feed(kvd_tool_stream *s, const char *te
                                               kvd_err *err);
 /* At the end of the text. */
 KVD_API KVD_MUST_USE kvd_status kvd_tool_flush(kvd_tool_stream *s, kvd_err *err);
+/* Instead, where a grammar held the calls and the text was cut: a call that has begun but has no
+ * name yet is neither a call nor text, and after calls there is no text.  more: the text would have
+ * gone on, so what may be the beginning of a mark is dropped, too. */
+KVD_API KVD_MUST_USE kvd_status kvd_tool_cut(kvd_tool_stream *s, bool more, kvd_err *err);
 /* The next event of what was fed; false: there is none. */
 KVD_API bool kvd_tool_next(kvd_tool_stream *s, kvd_tool_event *out);
 

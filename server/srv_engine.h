@@ -84,8 +84,9 @@ uint32_t srv_gen_n_best(const srv_gen *g);
 /* The next token from a row of the last step.  *finish is set and true returned at the end. */
 kvd_status srv_gen_next(srv_gen *g, srv_engine *e, uint32_t row, bool *over, srv_finish *finish,
                         int32_t *stop, kvd_err *err);
-/* What is held back goes out; of text nothing where a stop string has ended it. */
-void srv_gen_end(srv_gen *g, srv_engine *e, bool stopped);
+/* What is held back goes out; of text nothing where a stop string has ended it.  cut: there would
+ * have been more. */
+void srv_gen_end(srv_gen *g, srv_engine *e, bool stopped, bool cut);
 /* Logits of prompt token `at`, for the next one. */
 void srv_gen_echo(srv_gen *g, const srv_engine *e, uint32_t at, uint32_t row);
 /* The prompt as text, before the answer. */

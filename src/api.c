@@ -736,6 +736,11 @@ kvd_status kvd_tool_flush(kvd_tool_stream *t, kvd_err *err)
     return tool_stream_flush(t->s, err);
 }
 
+kvd_status kvd_tool_cut(kvd_tool_stream *t, bool more, kvd_err *err)
+{
+    return tool_stream_cut(t->s, more, err);
+}
+
 bool kvd_tool_next(kvd_tool_stream *t, kvd_tool_event *out)
 {
     kvd_tool_event e;
