@@ -108,17 +108,22 @@ static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *url)
     return call;
 }
 
+/* What a job has taken is told once it has finished, even if nobody reads its answer to the end;
+ * until then, and after an error, the engine thread may still be counting. */
 static void log_call(const srv_call *c)
 {
-    const srv_usage *u  = c->job ? &c->job->usage : NULL;
-    const double     ms = (double)(kvd_now_ns() - c->born_ns) * 1e-6;
+    const bool       whole = c->job && srv_job_finished(c->job);
+    const srv_usage *u     = whole ? &c->job->usage : NULL;
+    const double     ms    = (double)(kvd_now_ns() - c->born_ns) * 1e-6;
 
-    if (u && c->ending && !c->gone)
+    if (u)
         kvd_log(KVD_LOG_INFO,
                 "%s: %s, %.0f ms, prompt %llu (cached %llu+%llu+%llu), generated %llu", c->job->id,
                 c->route->path, ms, (unsigned long long)u->n_prompt,
                 (unsigned long long)u->n_cached[0], (unsigned long long)u->n_cached[1],
                 (unsigned long long)u->n_cached[2], (unsigned long long)u->n_generated);
+    else if (c->streams && c->ending)
+        kvd_log(KVD_LOG_INFO, "%s: %s, ended by an error, %.0f ms", c->job->id, c->route->path, ms);
     else if (c->reply.status >= 400)
         kvd_log(KVD_LOG_INFO, "%s: status %d, %.0f ms", c->route ? c->route->path : "no route",
                 c->reply.status, ms);

@@ -3,10 +3,12 @@
 """Routes of the server: what they answer, what they refuse and how."""
 import base64
 import json
+import os
 import random
 import re
+import signal
 
-from kvserver import HERE, Server, main, text_of
+from kvserver import HERE, SLOW, Server, main, text_of
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -119,6 +121,28 @@ def test_lengths():
         e = s.post(COMPLETION, {"prompt": [65] * 4000}, want=400)["error"]
         assert e["code"] == "context_length_exceeded", e
         s.post(COMPLETION, {"prompt": ""}, want=400)
+
+
+def test_log_of_requests():
+    """What a request has taken, once it has finished; of a stream that an error ends, that."""
+    with Server(program=os.environ["KVDRIVE_FAULT"]) as s:
+        s.exits = (1,)
+        ask = {"prompt": [67] * 50, "max_tokens": 3, "logit_bias": {"261": -100}}
+        s.post(COMPLETION, ask)
+        assert list(s.stream(COMPLETION, ask))[-1] == "[DONE]"
+        took = "prompt 50 (cached 0+0+0), generated 3"
+        s.wait_for(lambda: sum(": /v1/completions, " in line for line in s.lines) == 2)
+        lines = [line for line in s.lines if ": /v1/completions, " in line]
+        assert took in lines[0] and "prompt 50 (cached 49+0+0), generated 3" in lines[1], lines
+        events = s.stream(COMPLETION, {**ask, "max_tokens": 3000})
+        next(events)
+        s.process.send_signal(signal.SIGUSR1)
+        last = list(events)[-1]
+        assert "the device has failed" in last["error"]["message"], last
+        s.process.wait(30 * SLOW)
+        s.reader.join(10)
+        line = [line for line in s.lines if ": /v1/completions, " in line][2]
+        assert "ended by an error" in line and "generated" not in line, line
 
 
 def test_choices_and_seeds():
