@@ -118,9 +118,14 @@ def test_lengths():
         assert n(max_tokens=0) == 0
         a = s.post(COMPLETION, {"prompt": [65] * 3990, "max_tokens": 100, "logit_bias": bias})
         assert a["usage"]["completion_tokens"] == 10  # the context is full
-        e = s.post(COMPLETION, {"prompt": [65] * 4000}, want=400)["error"]
-        assert e["code"] == "context_length_exceeded", e
-        s.post(COMPLETION, {"prompt": ""}, want=400)
+        long = [{"role": "user", "content": "x" * 4000}]
+        for path, body, field in ((COMPLETION, {"prompt": [65] * 4000}, "prompt"),
+                                  (COMPLETION, {"prompt": ["a", [65] * 4000]}, "prompt"),
+                                  (CHAT, {"messages": long}, "messages"),
+                                  (RESPONSES, {"input": "x" * 4000}, "input"),
+                                  (RESPONSES, {"input": long}, "input")):
+            assert s.error(path, body, field)["code"] == "context_length_exceeded", (path, field)
+        s.error(COMPLETION, {"prompt": ""}, "prompt")
 
 
 def test_log_of_requests():
