@@ -4,6 +4,7 @@
  *
  * A reply that streams is pulled: the library asks for bytes when the socket takes them, so a
  * reader that is behind holds its own events (bounded in srv_job.c) and nothing else. */
+#define _GNU_SOURCE /* accept4 */
 #include "srv_http.h"
 
 #include <errno.h>
@@ -465,6 +466,33 @@ void srv_http_stop_listening(srv *s)
 
     if (fd >= 0)
         close(fd);
+    if (s->other_fd >= 0)
+        close(s->other_fd);
+    s->other_fd = -1;
+    s->knocks   = false;
+}
+
+static bool has_room(const srv *s)
+{
+    return MHD_get_daemon_info(s->http, MHD_DAEMON_INFO_CURRENT_CONNECTIONS)->num_connections <
+           s->p.n_connection;
+}
+
+void srv_http_accept(srv *s)
+{
+    while (s->knocks && has_room(s)) {
+        struct sockaddr_storage a;
+        socklen_t               len = sizeof(a);
+        const int               fd =
+            accept4(s->other_fd, (struct sockaddr *)&a, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+        if (fd >= 0) {
+            (void)MHD_add_connection(s->http, fd, (struct sockaddr *)&a, len); /* or closes it */
+        } else if (errno != EINTR && errno != ECONNABORTED) {
+            s->knocks = errno != EAGAIN; /* else it is tried again in a while */
+            return;
+        }
+    }
 }
 
 void srv_http_close(srv *s)

@@ -98,6 +98,8 @@ struct srv {
 
     struct MHD_Daemon *http;
     int                listen_fd, epoll_fd, event_fd;
+    int                other_fd; /* listens, too, where the host has two addresses; else -1 */
+    bool               knocks;   /* somebody waits there */
     uint16_t           port;
     bool               loopback;
     srv_conn          *conns;
@@ -134,7 +136,8 @@ void srv_log_notes(srv *s, const char *notes);
 
 kvd_status srv_http_open(srv *s, kvd_err *err);
 void       srv_http_stop_listening(srv *s);
-void       srv_http_close(srv *s); /* the workers have ended */
+void       srv_http_accept(srv *s); /* who waits at other_fd, while there is room */
+void       srv_http_close(srv *s);  /* the workers have ended */
 void       srv_http_resume(srv_call *c);
 void       srv_http_ended(srv_conn *c);         /* its peer will send no more */
 void       srv_http_tick(srv *s, uint64_t now); /* limits of time */
