@@ -284,6 +284,17 @@ def test_refuses_by_name():
             s.error(CHAT, {"messages": HELLO, "response_format": bad}, "response_format")
         s.error("/tokenize", {"content": 5}, "content")
         s.error("/detokenize", {"tokens": [1, "x"]}, "tokens")
+        # lists have limits, up to which they are taken
+        bias = {str(i): 0.5 for i in range(1025)}
+        stop = ["x" * 255 + chr(65 + i) for i in range(16)]
+        for field, value, told in (("logit_bias", bias, "1025 entries, at most 1024"),
+                                   ("stop", stop + ["y"], "more than 16 strings"),
+                                   ("stop", ["x" * 257], "256 bytes")):
+            for path, ask in ((COMPLETION, {"prompt": "x"}), (CHAT, {"messages": HELLO})):
+                e = s.error(path, {**ask, field: value}, field)
+                assert told in e["message"], e
+        s.post(COMPLETION, {"prompt": "x", "max_tokens": 1, "stop": stop,
+                            "logit_bias": {str(i): 0.5 for i in range(264)}})
         # unknown fields have no effect and are logged once
         for _ in range(3):
             s.post(COMPLETION, {"prompt": "x", "max_tokens": 1, "frobnicate\n": 1})

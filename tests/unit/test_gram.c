@@ -481,6 +481,11 @@ static void limits(void **state)
         kvd_buf_printf(&b, ",{\"const\":%d}", i);
     kvd_buf_puts(&b, "]}");
     hostile(&b, "more than 1000 alternatives");
+    kvd_buf_puts(&b, "{\"prefixItems\":[{}");
+    for (int i = 0; i < 11000; i++)
+        kvd_buf_printf(&b, ",{\"items\":{\"const\":%d}}", i);
+    kvd_buf_puts(&b, "]}");
+    hostile(&b, "more than 10000 rules");
     kvd_buf_puts(&b, "{\"pattern\":\"");
     repeat(&b, "abcdefghij", 101);
     kvd_buf_puts(&b, "\"}");
