@@ -53,7 +53,8 @@ typedef struct srv_gen {
     srv_job        *job;
     srv_gen_state   state;
     uint32_t        choice, input, turn;
-    uint64_t        order; /* of admission: the younger is preempted first */
+    uint64_t        order;    /* of admission: the younger is preempted first */
+    uint32_t        n_passed; /* WAIT: others that went before it */
 
     int32_t *token; /* [n_prompt + n_max] of the prompt, then generated; NULL until it first runs */
     uint32_t n_prompt, n_token, n_max;
@@ -169,7 +170,8 @@ typedef struct srv_slot {
     int32_t *token;
     uint32_t n;
     uint64_t used_ns;
-    bool     wanted; /* idle, and what it holds is the best there is for one that waits */
+    srv_gen *wanted; /* the first that waits for which what it holds is the best there is; while one
+                        is admitted */
     uint8_t  salt[KVD_SALT_BYTES_MAX];
     uint32_t n_salt;
 } srv_slot;
