@@ -216,6 +216,12 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, n_disk_timeout);
     PUT(o, st, n_disk_corrupt);
     PUT(o, st, n_disk_again);
+    PUT(o, st, up_ns);
+    PUT(o, st, up_dense_ns);
+    PUT(o, st, down_ns);
+    PUT(o, st, disk_read_ns);
+    PUT(o, st, disk_put_ns);
+    PUT(o, st, disk_put_wait_ns);
     PUT(o, st, kv_device_used_bytes);
     PUT(o, st, kv_host_used_bytes);
     PUT(o, st, kv_disk_used_bytes);

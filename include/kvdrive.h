@@ -561,6 +561,11 @@ typedef struct kvd_stats {
      * that were evaluated again for it */
     uint64_t n_disk_failed, n_disk_timeout, n_disk_corrupt, n_disk_again;
     uint64_t n_slow_prefix; /* known prefixes that were evaluated: reading them takes longer */
+    /* Time that the session's thread spends on what moves between tiers: copying bytes_up,
+     * bytes_dense and bytes_down (0 where the device has memory of its own and copies them
+     * itself); reading from disk and storing there, each with the waits for it.  disk_put_wait_ns:
+     * of disk_put_ns, evaluations' waits for writes */
+    uint64_t up_ns, up_dense_ns, down_ns, disk_read_ns, disk_put_ns, disk_put_wait_ns;
 } kvd_stats;
 KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 /* Waits until all that was stored in cache_dir is on the disk and can be found (at most about 10
@@ -737,6 +742,10 @@ KVD_API KVD_MUST_USE kvd_status kvd_tool_feed(kvd_tool_stream *s, const char *te
                                               kvd_err *err);
 /* At the end of the text. */
 KVD_API KVD_MUST_USE kvd_status kvd_tool_flush(kvd_tool_stream *s, kvd_err *err);
+/* Instead, where a grammar held the calls and the text was cut: a call that has begun but has no
+ * name yet is neither a call nor text, and after calls there is no text.  more: the text would have
+ * gone on, so what may be the beginning of a mark is dropped, too. */
+KVD_API KVD_MUST_USE kvd_status kvd_tool_cut(kvd_tool_stream *s, bool more, kvd_err *err);
 /* The next event of what was fed; false: there is none. */
 KVD_API bool kvd_tool_next(kvd_tool_stream *s, kvd_tool_event *out);
 

@@ -426,6 +426,7 @@ static bool get_message(srv_fields *f, srv_request *r)
 }
 
 static const srv_shape shape = { .prefix    = "msg_",
+                                 .prompt    = "messages",
                                  .keepalive = "event: ping\ndata: {\"type\":\"ping\"}\n\n",
                                  .request   = get_message,
                                  .event     = event,

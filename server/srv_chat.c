@@ -212,7 +212,11 @@ static bool get_request(srv_fields *f, srv_request *r)
 }
 
 static const srv_shape shape = {
-    .prefix = "chatcmpl-", .request = get_request, .event = event, .whole = whole
+    .prefix  = "chatcmpl-",
+    .prompt  = "messages",
+    .request = get_request,
+    .event   = event,
+    .whole   = whole,
 };
 
 void srv_route_chat(srv *s, srv_call *c)

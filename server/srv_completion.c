@@ -238,7 +238,11 @@ static bool get_request(srv_fields *f, srv_request *r)
 }
 
 static const srv_shape shape = {
-    .prefix = "cmpl-", .request = get_request, .event = event, .whole = whole
+    .prefix  = "cmpl-",
+    .prompt  = "prompt",
+    .request = get_request,
+    .event   = event,
+    .whole   = whole,
 };
 
 void srv_route_completion(srv *s, srv_call *c)

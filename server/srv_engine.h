@@ -53,7 +53,8 @@ typedef struct srv_gen {
     srv_job        *job;
     srv_gen_state   state;
     uint32_t        choice, input, turn;
-    uint64_t        order; /* of admission: the younger is preempted first */
+    uint64_t        order;    /* of admission: the younger is preempted first */
+    uint32_t        n_passed; /* WAIT: others that went before it */
 
     int32_t *token; /* [n_prompt + n_max] of the prompt, then generated; NULL until it first runs */
     uint32_t n_prompt, n_token, n_max;
@@ -84,8 +85,9 @@ uint32_t srv_gen_n_best(const srv_gen *g);
 /* The next token from a row of the last step.  *finish is set and true returned at the end. */
 kvd_status srv_gen_next(srv_gen *g, srv_engine *e, uint32_t row, bool *over, srv_finish *finish,
                         int32_t *stop, kvd_err *err);
-/* What is held back goes out; of text nothing where a stop string has ended it. */
-void srv_gen_end(srv_gen *g, srv_engine *e, bool stopped);
+/* What is held back goes out; of text nothing where a stop string has ended it.  cut: there would
+ * have been more. */
+void srv_gen_end(srv_gen *g, srv_engine *e, bool stopped, bool cut);
 /* Logits of prompt token `at`, for the next one. */
 void srv_gen_echo(srv_gen *g, const srv_engine *e, uint32_t at, uint32_t row);
 /* The prompt as text, before the answer. */
@@ -168,7 +170,8 @@ typedef struct srv_slot {
     int32_t *token;
     uint32_t n;
     uint64_t used_ns;
-    bool     wanted; /* idle, and what it holds is the best there is for one that waits */
+    srv_gen *wanted; /* the first that waits for which what it holds is the best there is; while one
+                        is admitted */
     uint8_t  salt[KVD_SALT_BYTES_MAX];
     uint32_t n_salt;
 } srv_slot;
@@ -188,6 +191,7 @@ typedef struct srv_counts { /* since the start */
     uint64_t n_recomputed;             /* tokens that preempted generations evaluate again */
     uint64_t n_prompt, n_generated, n_cached[SRV_N_TIER];
     uint64_t n_step, n_mixed; /* mixed: with a piece of a prompt beside answers */
+    uint64_t prefix_ns;       /* the thread has spent on finding and reading known prefixes */
     srv_hist queue, first, prefill, gap, whole;
 } srv_counts;
 

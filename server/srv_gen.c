@@ -254,13 +254,13 @@ static void flush(srv_gen *g, srv_engine *e)
     tell(g, e, g->text.len);
 }
 
-void srv_gen_end(srv_gen *g, srv_engine *e, bool stopped)
+void srv_gen_end(srv_gen *g, srv_engine *e, bool stopped, bool cut)
 {
     if (!stopped)
         flush(g, e);
     if (!g->tools)
         return;
-    if (kvd_tool_flush(g->tools, NULL) != KVD_OK)
+    if (kvd_tool_cut(g->tools, cut, NULL) != KVD_OK)
         srv_tell(e, g->job, NULL);
     tell_found(g, e);
 }

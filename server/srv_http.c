@@ -4,6 +4,7 @@
  *
  * A reply that streams is pulled: the library asks for bytes when the socket takes them, so a
  * reader that is behind holds its own events (bounded in srv_job.c) and nothing else. */
+#define _GNU_SOURCE /* accept4 */
 #include "srv_http.h"
 
 #include <errno.h>
@@ -108,17 +109,22 @@ static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *url)
     return call;
 }
 
+/* What a job has taken is told once it has finished, even if nobody reads its answer to the end;
+ * until then, and after an error, the engine thread may still be counting. */
 static void log_call(const srv_call *c)
 {
-    const srv_usage *u  = c->job ? &c->job->usage : NULL;
-    const double     ms = (double)(kvd_now_ns() - c->born_ns) * 1e-6;
+    const bool       whole = c->job && srv_job_finished(c->job);
+    const srv_usage *u     = whole ? &c->job->usage : NULL;
+    const double     ms    = (double)(kvd_now_ns() - c->born_ns) * 1e-6;
 
-    if (u && c->ending && !c->gone)
+    if (u)
         kvd_log(KVD_LOG_INFO,
                 "%s: %s, %.0f ms, prompt %llu (cached %llu+%llu+%llu), generated %llu", c->job->id,
                 c->route->path, ms, (unsigned long long)u->n_prompt,
                 (unsigned long long)u->n_cached[0], (unsigned long long)u->n_cached[1],
                 (unsigned long long)u->n_cached[2], (unsigned long long)u->n_generated);
+    else if (c->streams && c->ending)
+        kvd_log(KVD_LOG_INFO, "%s: %s, ended by an error, %.0f ms", c->job->id, c->route->path, ms);
     else if (c->reply.status >= 400)
         kvd_log(KVD_LOG_INFO, "%s: status %d, %.0f ms", c->route ? c->route->path : "no route",
                 c->reply.status, ms);
@@ -225,6 +231,8 @@ static enum MHD_Result send_response(srv_call *c, struct MHD_Response *r, unsign
         snprintf(seconds, sizeof(seconds), "%u", c->reply.retry_s);
         MHD_add_response_header(r, "Retry-After", seconds);
     }
+    if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
+        MHD_add_response_header(r, "Allow", c->reply.allow);
     if (status == 401)
         MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     if (c->s->stop_ns || c->s->sick_ns)
@@ -458,6 +466,33 @@ void srv_http_stop_listening(srv *s)
 
     if (fd >= 0)
         close(fd);
+    if (s->other_fd >= 0)
+        close(s->other_fd);
+    s->other_fd = -1;
+    s->knocks   = false;
+}
+
+static bool has_room(const srv *s)
+{
+    return MHD_get_daemon_info(s->http, MHD_DAEMON_INFO_CURRENT_CONNECTIONS)->num_connections <
+           s->p.n_connection;
+}
+
+void srv_http_accept(srv *s)
+{
+    while (s->knocks && has_room(s)) {
+        struct sockaddr_storage a;
+        socklen_t               len = sizeof(a);
+        const int               fd =
+            accept4(s->other_fd, (struct sockaddr *)&a, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+        if (fd >= 0) {
+            (void)MHD_add_connection(s->http, fd, (struct sockaddr *)&a, len); /* or closes it */
+        } else if (errno != EINTR && errno != ECONNABORTED) {
+            s->knocks = errno != EAGAIN; /* else it is tried again in a while */
+            return;
+        }
+    }
 }
 
 void srv_http_close(srv *s)

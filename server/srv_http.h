@@ -23,18 +23,19 @@ typedef struct srv      srv;
 typedef struct srv_call srv_call;
 
 typedef struct srv_reply {
-    int         status;   /* 0: not known yet */
-    const char *type;     /* of the body; NULL: JSON */
-    const char *policy;   /* what a browser may do with it; NULL: not told */
-    uint32_t    retry_s;  /* 0: no Retry-After */
-    bool        messages; /* errors are in Anthropic's shape */
+    int         status;    /* 0: not known yet */
+    const char *type;      /* of the body; NULL: JSON */
+    const char *policy;    /* what a browser may do with it; NULL: not told */
+    uint32_t    retry_s;   /* 0: no Retry-After */
+    char        allow[32]; /* with 405: methods of the path */
+    bool        messages;  /* errors are in Anthropic's shape */
     kvd_buf     body;
 } srv_reply;
 
 typedef struct srv_route {
-    const char *method, *path;
-    bool        open; /* without a key */
-    bool        slow; /* for a worker: it parses or waits */
+    const char *method, *path; /* one that ends with a slash (but "/") has a name behind it */
+    bool        open;          /* without a key */
+    bool        slow;          /* for a worker: it parses or waits */
     void (*run)(srv *s, srv_call *c);
 } srv_route;
 extern const srv_route srv_routes[];
@@ -55,6 +56,7 @@ struct srv_call {
     struct MHD_Connection *c;
     srv_conn              *conn;
     const srv_route       *route;
+    const char            *name;             /* behind the route's path, else ""; the library's */
     srv_call              *prev, *next;      /* all that live */
     srv_call              *next_work;        /* for a worker, or back from one */
     uint64_t               born_ns, said_ns; /* said: a stream has given bytes */
@@ -96,6 +98,8 @@ struct srv {
 
     struct MHD_Daemon *http;
     int                listen_fd, epoll_fd, event_fd;
+    int                other_fd; /* listens, too, where the host has two addresses; else -1 */
+    bool               knocks;   /* somebody waits there */
     uint16_t           port;
     bool               loopback;
     srv_conn          *conns;
@@ -132,7 +136,8 @@ void srv_log_notes(srv *s, const char *notes);
 
 kvd_status srv_http_open(srv *s, kvd_err *err);
 void       srv_http_stop_listening(srv *s);
-void       srv_http_close(srv *s); /* the workers have ended */
+void       srv_http_accept(srv *s); /* who waits at other_fd, while there is room */
+void       srv_http_close(srv *s);  /* the workers have ended */
 void       srv_http_resume(srv_call *c);
 void       srv_http_ended(srv_conn *c);         /* its peer will send no more */
 void       srv_http_tick(srv *s, uint64_t now); /* limits of time */

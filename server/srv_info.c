@@ -3,6 +3,8 @@
  * cache. */
 #include "srv_routes.h"
 
+#include <string.h>
+
 void srv_route_health(srv *s, srv_call *c)
 {
     kvd_buf *b = &c->reply.body;
@@ -19,20 +21,36 @@ void srv_route_health(srv *s, srv_call *c)
     }
 }
 
-void srv_route_models(srv *s, srv_call *c)
+static void put_model(const srv *s, kvd_buf *b)
 {
-    kvd_buf *b = &c->reply.body;
-
-    c->reply.status = 200;
-    kvd_buf_puts(b, "{\"object\":\"list\",\"data\":[{\"id\":");
+    kvd_buf_puts(b, "{\"id\":");
     srv_put_text(b, s->name);
     kvd_buf_printf(
         b,
         ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvdrive\",\"meta\":{"
-        "\"n_params\":%llu,\"size\":%llu,\"n_vocab\":%u,\"n_ctx_train\":%u,\"n_embd\":%u}}]}",
+        "\"n_params\":%llu,\"size\":%llu,\"n_vocab\":%u,\"n_ctx_train\":%u,\"n_embd\":%u}}",
         (long long)s->started, (unsigned long long)s->info.n_param,
         (unsigned long long)s->info.weight_bytes, s->info.n_vocab, s->info.n_ctx_train,
         s->info.n_embd);
+}
+
+void srv_route_models(srv *s, srv_call *c)
+{
+    c->reply.status = 200;
+    kvd_buf_puts(&c->reply.body, "{\"object\":\"list\",\"data\":[");
+    put_model(s, &c->reply.body);
+    kvd_buf_puts(&c->reply.body, "]}");
+}
+
+void srv_route_model(srv *s, srv_call *c)
+{
+    if (strcmp(c->name, s->name) != 0) {
+        srv_reply_error(&c->reply, 404, "model", "model_not_found",
+                        "there is no model \"%s\", only \"%s\"", c->name, s->name);
+        return;
+    }
+    c->reply.status = 200;
+    put_model(s, &c->reply.body);
 }
 
 static void put_sampling(const kvd_sampler_params *p, kvd_buf *b)

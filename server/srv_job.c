@@ -85,7 +85,8 @@ void srv_job_add(srv_job *j, srv_event *e)
             j->first = e;
         j->last = e;
         j->bytes += bytes_of(e);
-        j->ended = j->ended || e->kind == SRV_EVENT_END || e->kind == SRV_EVENT_ERROR;
+        j->finished = j->finished || e->kind == SRV_EVENT_END;
+        j->ended    = j->ended || j->finished || e->kind == SRV_EVENT_ERROR;
     }
     pthread_mutex_unlock(&j->lock);
     if (lost) /* what came before it is not complete */
@@ -123,6 +124,16 @@ bool srv_job_ended(srv_job *j)
     ended = j->ended;
     pthread_mutex_unlock(&j->lock);
     return ended;
+}
+
+bool srv_job_finished(srv_job *j)
+{
+    bool finished;
+
+    pthread_mutex_lock(&j->lock);
+    finished = j->finished;
+    pthread_mutex_unlock(&j->lock);
+    return finished;
 }
 
 bool srv_job_lost(srv_job *j)

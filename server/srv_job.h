@@ -152,11 +152,12 @@ typedef struct srv_job {
     uint32_t         n_said;                   /* events of a stream, where its shape counts them */
     pthread_mutex_t  lock;
     srv_event       *first, *last;
-    size_t           bytes;  /* of events in the list */
-    bool             ended;  /* END or ERROR was added, or would have been */
-    bool             lost;   /* there was no memory for an event: nothing more comes */
-    bool             paused; /* the engine thread has found the list full */
-    bool             told;   /* in the net thread's list */
+    size_t           bytes;    /* of events in the list */
+    bool             ended;    /* END or ERROR was added, or would have been */
+    bool             finished; /* END was added: usage changes no more */
+    bool             lost;     /* there was no memory for an event: nothing more comes */
+    bool             paused;   /* the engine thread has found the list full */
+    bool             told;     /* in the net thread's list */
     struct srv_job  *next_told;
     struct srv_job  *next_in; /* in the engine's inbox */
 
@@ -166,7 +167,7 @@ typedef struct srv_job {
     uint64_t  answer_ns[SRV_CHOICE_MAX]; /* by input: when its first answer began; 0: not yet */
     uint64_t  submit_ns;
     bool      over;
-    srv_usage usage; /* the net thread reads it behind END */
+    srv_usage usage; /* the net thread reads it behind END, which the lock lets it see */
 
     void *conn; /* net thread: whose it is; NULL: nobody waits any more */
 } srv_job;
@@ -183,8 +184,9 @@ void       srv_job_add(srv_job *j, srv_event *e);
 void       srv_job_lose(srv_job *j);
 /* The next event, or NULL; the caller frees it. */
 srv_event *srv_job_take(srv_job *j);
-bool       srv_job_ended(srv_job *j); /* all its events are there */
-bool       srv_job_lost(srv_job *j);  /* all there are have been taken, and the end is not there */
+bool       srv_job_ended(srv_job *j);    /* all its events are there */
+bool       srv_job_finished(srv_job *j); /* the last is, or was, END */
+bool       srv_job_lost(srv_job *j); /* all there are have been taken, and the end is not there */
 /* Engine thread: its reader is behind.  Net thread: it was, as the engine thread has found, and is
  * no more; says so once. */
 bool srv_job_full(srv_job *j);

@@ -14,6 +14,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define TRIES 16u /* for a port that both families have free */
+
 /* ---- the socket ---------------------------------------------------------------------------- */
 
 static bool is_loopback(const struct sockaddr *a)
@@ -35,35 +37,85 @@ static uint16_t port_of(int fd)
                                          : ((struct sockaddr_in *)&a)->sin_port);
 }
 
-static kvd_status listen_on(srv *s, const struct addrinfo *a, kvd_err *err)
+static kvd_status listen_on(const char *host, const struct addrinfo *a, int *out, kvd_err *err)
 {
     const int on = 1;
     const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int       sys;
 
     if (fd < 0)
-        return kvd_fail(err, KVD_E_IO, errno, "socket for --host %s", s->p.host);
-    s->listen_fd = fd;
+        return kvd_fail(err, KVD_E_IO, errno, "socket for --host %s", host);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0)
-        return kvd_fail(err, KVD_E_IO, errno, "listening on %s port %u", s->p.host, s->p.port);
-    s->port = port_of(fd);
-    return KVD_OK;
+    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) {
+        *out = fd;
+        return KVD_OK;
+    }
+    sys = errno;
+    close(fd);
+    return kvd_fail(err, KVD_E_IO, sys, "listening on %s", host);
 }
 
-kvd_status srv_listen(srv *s, kvd_err *err)
+static kvd_status look_up(const char *host, uint16_t port, struct addrinfo **found, kvd_err *err)
 {
     const struct addrinfo hints = { .ai_family   = AF_UNSPEC,
                                     .ai_socktype = SOCK_STREAM,
                                     .ai_flags    = AI_PASSIVE | AI_NUMERICSERV };
-    struct addrinfo      *found = NULL;
-    char                  port[8];
+    char                  text[8];
     int                   rc;
-    kvd_status            st;
 
-    snprintf(port, sizeof(port), "%u", s->p.port);
-    rc = getaddrinfo(s->p.host, port, &hints, &found);
+    snprintf(text, sizeof(text), "%u", port);
+    rc = getaddrinfo(host, text, &hints, found);
     if (rc)
-        return kvd_fail(err, KVD_E_INVAL, 0, "--host %s: %s", s->p.host, gai_strerror(rc));
+        return kvd_fail(err, KVD_E_INVAL, 0, "--host %s: %s", host, gai_strerror(rc));
+    return KVD_OK;
+}
+
+static kvd_status listen_at(const char *address, uint16_t port, int *fd, kvd_err *err)
+{
+    struct addrinfo *found = NULL;
+    kvd_status       st    = look_up(address, port, &found, err);
+
+    if (st == KVD_OK)
+        st = listen_on(address, found, fd, err);
+    if (found)
+        freeaddrinfo(found);
+    return st;
+}
+
+/* Whether it failed since the system has no such addresses. */
+static bool is_missing(kvd_status st, const kvd_err *err)
+{
+    return st == KVD_E_IO && (err->sys == EADDRNOTAVAIL || err->sys == EAFNOSUPPORT);
+}
+
+/* By this name some clients look for IPv4, some for IPv6, and some for either: all of them find the
+ * same port of both.  Where somebody else has one of them, they would find him. */
+static kvd_status listen_on_localhost(srv *s, kvd_err *err)
+{
+    kvd_status st;
+
+    s->loopback = true;
+    for (uint32_t i = 0;; i++) {
+        st = listen_at("127.0.0.1", s->p.port, &s->listen_fd, err);
+        if (is_missing(st, err))
+            return listen_at("::1", s->p.port, &s->listen_fd, err);
+        KVD_TRY(st);
+        st = listen_at("::1", port_of(s->listen_fd), &s->other_fd, err);
+        if (st == KVD_OK || is_missing(st, err))
+            return KVD_OK;
+        if (s->p.port || i == TRIES || err->sys != EADDRINUSE)
+            return st;
+        close(s->listen_fd);
+        s->listen_fd = -1;
+    }
+}
+
+static kvd_status listen_on_host(srv *s, kvd_err *err)
+{
+    struct addrinfo *found = NULL;
+    kvd_status       st;
+
+    KVD_TRY(look_up(s->p.host, s->p.port, &found, err));
     s->loopback = is_loopback(found->ai_addr);
     if (!s->loopback && !s->p.key && !s->p.open)
         st = kvd_fail(err, KVD_E_INVAL, 0,
@@ -71,9 +123,21 @@ kvd_status srv_listen(srv *s, kvd_err *err)
                       "say --without-key",
                       s->p.host);
     else
-        st = listen_on(s, found, err);
+        st = listen_on(s->p.host, found, &s->listen_fd, err);
     freeaddrinfo(found);
     return st;
+}
+
+kvd_status srv_listen(srv *s, kvd_err *err)
+{
+    const bool local = strcasecmp(s->p.host, "localhost") == 0;
+    kvd_status st    = (local ? listen_on_localhost : listen_on_host)(s, err);
+
+    if (st == KVD_E_IO)
+        return kvd_fail(err, st, err->sys, "listening on %s port %u", s->p.host, s->p.port);
+    KVD_TRY(st);
+    s->port = port_of(s->listen_fd);
+    return KVD_OK;
 }
 
 /* ---- who may call ------------------------------------------------------------------------------
@@ -128,16 +192,38 @@ static bool good_origin(const srv_call *c)
     return at && h && strcasecmp(at + 3, h) == 0;
 }
 
+/* What stands behind the route's path, where it takes that; NULL: it is another's. */
+static const char *behind(const srv_route *r, const char *path)
+{
+    const size_t n = strlen(r->path);
+
+    if (strcmp(r->path, path) == 0)
+        return "";
+    return n > 1 && r->path[n - 1] == '/' && strncmp(r->path, path, n) == 0 ? path + n : NULL;
+}
+
+static void add_allowed(srv_reply *r, const char *method)
+{
+    const size_t n = strlen(r->allow);
+
+    snprintf(r->allow + n, sizeof(r->allow) - n, "%s%s", n ? ", " : "", method);
+}
+
 static void find_route(srv_call *c, const char *method, const char *path)
 {
     bool known = false;
 
     for (uint32_t i = 0; i < srv_n_route; i++) {
-        if (strcmp(srv_routes[i].path, path) != 0)
+        const char *name = behind(&srv_routes[i], path);
+
+        if (!name)
             continue;
         known = true;
-        if (strcmp(srv_routes[i].method, method) == 0)
+        add_allowed(&c->reply, srv_routes[i].method);
+        if (strcmp(srv_routes[i].method, method) == 0) {
             c->route = &srv_routes[i];
+            c->name  = name;
+        }
     }
     if (!c->route)
         srv_reply_error(&c->reply, known ? 405 : 404, NULL, NULL,

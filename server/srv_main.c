@@ -168,6 +168,8 @@ static void take_events(srv *s, int timeout_ms)
 
         if (ev[i].data.ptr == s)
             (void)!read(s->event_fd, &count, sizeof(count));
+        else if (ev[i].data.ptr == &s->other_fd)
+            s->knocks = true;
         else if (ev[i].data.ptr != &s->http)
             srv_http_ended(ev[i].data.ptr);
     }
@@ -246,6 +248,7 @@ static void loop(srv *s)
 
     do {
         take_events(s, timeout_of(s));
+        srv_http_accept(s);
         take_done(s);
         take_told(s);
         now = kvd_now_ns();
@@ -261,9 +264,9 @@ static void loop(srv *s)
 /* ---- open and close
  * ------------------------------------------------------------------------------- */
 
-static kvd_status watch(srv *s, int fd, void *tag, kvd_err *err)
+static kvd_status watch(srv *s, int fd, void *tag, uint32_t events, kvd_err *err)
 {
-    struct epoll_event ev = { .events = EPOLLIN, .data = { .ptr = tag } };
+    struct epoll_event ev = { .events = events, .data = { .ptr = tag } };
 
     if (fd < 0 || epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &ev) != 0)
         return kvd_fail(err, KVD_E_IO, errno, "server: epoll");
@@ -304,11 +307,13 @@ static kvd_status open_net(srv *s, kvd_err *err)
     s->map      = srv_map_new(s->info.n_layer, s->info.n_kv_head, s->plan.n_seq);
     if (!s->slots || !s->map)
         return kvd_fail(err, KVD_E_NOMEM, 0, "server: no memory");
-    KVD_TRY(watch(s, s->event_fd, s, err));
+    KVD_TRY(watch(s, s->event_fd, s, EPOLLIN, err));
     KVD_TRY(srv_listen(s, err));
     KVD_TRY(srv_http_open(s, err));
+    if (s->other_fd >= 0)
+        KVD_TRY(watch(s, s->other_fd, &s->other_fd, EPOLLIN | EPOLLET, err));
     http_fd = MHD_get_daemon_info(s->http, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
-    return watch(s, http_fd, &s->http, err);
+    return watch(s, http_fd, &s->http, EPOLLIN, err);
 }
 
 static void close_all(srv *s)
@@ -319,7 +324,8 @@ static void close_all(srv *s)
     srv_http_close(s);
     srv_engine_close(s->engine);
     take_told(s);
-    for (int *fd = (int[]){ s->listen_fd, s->event_fd, s->epoll_fd, -1 }, i = 0; i < 3; i++)
+    for (int *fd = (int[]){ s->listen_fd, s->other_fd, s->event_fd, s->epoll_fd }, i = 0; i < 4;
+         i++)
         if (fd[i] >= 0)
             close(fd[i]);
     kvd_free(s->slots);
@@ -354,7 +360,9 @@ static kvd_status serve(srv *s, kvd_session *session, kvd_err *err)
             (unsigned long long)(s->ep.n_block * SRV_BLOCK_TOKENS),
             (unsigned long long)(s->plan.kv_device_bytes >> 20),
             (unsigned long long)(s->plan.kv_host_bytes >> 20));
-    kvd_log(KVD_LOG_INFO, "listening on http://%s:%u", s->p.host, s->port);
+    kvd_log(KVD_LOG_INFO,
+            strchr(s->p.host, ':') ? "listening on http://[%s]:%u" : "listening on http://%s:%u",
+            s->p.host, s->port);
     loop(s);
     if (s->stalled) {
         srv_log_close();
@@ -373,6 +381,7 @@ kvd_status server_run(kvd_model *m, kvd_session *session, const kvd_plan *plan,
                      .info      = { .struct_size = sizeof(s.info) },
                      .started   = (int64_t)time(NULL),
                      .listen_fd = -1,
+                     .other_fd  = -1,
                      .epoll_fd  = -1,
                      .event_fd  = -1 };
     kvd_status st;

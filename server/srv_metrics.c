@@ -177,17 +177,39 @@ static void put_windows(kvd_buf *b, const kvd_stats *st)
     }
 }
 
-static void put_moves(kvd_buf *b, const kvd_stats *st)
-{
-    const char *up = "{from=\"host\",to=\"device\",use=\"window\"}";
+#define UP_WINDOW "{from=\"host\",to=\"device\",use=\"window\"}"
+#define UP_DENSE  "{from=\"host\",to=\"device\",use=\"dense\"}"
+#define DOWN      "{from=\"device\",to=\"host\",use=\"seal\"}"
+#define READ      "{from=\"disk\",to=\"host\",use=\"read\"}"
+#define STORE     "{from=\"host\",to=\"disk\",use=\"store\"}"
 
+/* A device with memory of its own moves while it does other things: nobody takes that time. */
+static bool cpu_moves(const srv *s)
+{
+    return s->plan.device_bytes == 0;
+}
+
+static void put_moves(kvd_buf *b, const srv *s, const kvd_stats *st)
+{
     head(b, "moved_bytes_total", "counter", "Bytes of the KV cache that went between tiers.");
-    put(b, "moved_bytes_total", up, st->bytes_up);
-    put(b, "moved_bytes_total", "{from=\"host\",to=\"device\",use=\"dense\"}", st->bytes_dense);
-    put(b, "moved_bytes_total", "{from=\"device\",to=\"host\",use=\"seal\"}", st->bytes_down);
-    put(b, "moved_bytes_total", "{from=\"disk\",to=\"host\",use=\"read\"}", st->disk_read_bytes);
-    put(b, "moved_bytes_total", "{from=\"host\",to=\"disk\",use=\"store\"}",
-        st->disk_put_bytes + st->disk_aux_bytes);
+    put(b, "moved_bytes_total", UP_WINDOW, st->bytes_up);
+    put(b, "moved_bytes_total", UP_DENSE, st->bytes_dense);
+    put(b, "moved_bytes_total", DOWN, st->bytes_down);
+    put(b, "moved_bytes_total", READ, st->disk_read_bytes);
+    put(b, "moved_bytes_total", STORE, st->disk_put_bytes + st->disk_aux_bytes);
+    head(b, "moved_seconds_total", "counter",
+         "Time that the engine thread spent on moving them, waits included.");
+    if (cpu_moves(s)) {
+        put_ns(b, "moved_seconds_total", UP_WINDOW, st->up_ns);
+        put_ns(b, "moved_seconds_total", UP_DENSE, st->up_dense_ns);
+        put_ns(b, "moved_seconds_total", DOWN, st->down_ns);
+    }
+    put_ns(b, "moved_seconds_total", READ, st->disk_read_ns);
+    put_ns(b, "moved_seconds_total", STORE, st->disk_put_ns);
+}
+
+static void put_disk(kvd_buf *b, const kvd_stats *st)
+{
     head(b, "disk_written_bytes_total", "counter", "Bytes stored on disk.");
     put(b, "disk_written_bytes_total", "{what=\"records\"}", st->disk_put_bytes);
     put(b, "disk_written_bytes_total", "{what=\"index\"}", st->disk_aux_bytes);
@@ -204,10 +226,20 @@ static void put_moves(kvd_buf *b, const kvd_stats *st)
             st->n_disk_stall);
 }
 
-static void put_stages(kvd_buf *b, const kvd_stats *st)
+static void put_stalls(kvd_buf *b, const srv *s, const srv_view *v)
 {
+    const kvd_stats *st = &v->stats;
+
     head(b, "stall_seconds_total", "counter", "Time that steps waited.");
     put_ns(b, "stall_seconds_total", "{stage=\"disk\"}", st->disk_wait_ns);
+    put_ns(b, "stall_seconds_total", "{stage=\"store\"}", st->disk_put_wait_ns);
+    put_ns(b, "stall_seconds_total", "{stage=\"prefix\"}", v->counts.prefix_ns);
+    if (cpu_moves(s))
+        put_ns(b, "stall_seconds_total", "{stage=\"fetch\"}", st->up_ns + st->up_dense_ns);
+}
+
+static void put_stages(kvd_buf *b, const kvd_stats *st)
+{
     head(b, "stage_seconds_total", "counter", "Time in the stages of evaluations.");
     put_ns(b, "stage_seconds_total", "{stage=\"qkv\"}", st->qkv_ns);
     put_ns(b, "stage_seconds_total", "{stage=\"dense\"}", st->dense_ns);
@@ -233,6 +265,8 @@ void srv_route_metrics(srv *s, srv_call *c)
     put_recomputes(b, &v.stats);
     put_memory(b, s, &v.stats);
     put_windows(b, &v.stats);
-    put_moves(b, &v.stats);
+    put_moves(b, s, &v.stats);
+    put_disk(b, &v.stats);
+    put_stalls(b, s, &v);
     put_stages(b, &v.stats);
 }

@@ -453,7 +453,11 @@ static bool get_request(srv_fields *f, srv_request *r)
 }
 
 static const srv_shape shape = {
-    .prefix = "resp_", .request = get_request, .event = event, .whole = whole
+    .prefix  = "resp_",
+    .prompt  = "input",
+    .request = get_request,
+    .event   = event,
+    .whole   = whole,
 };
 
 void srv_route_responses(srv *s, srv_call *c)

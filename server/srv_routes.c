@@ -5,6 +5,7 @@
 const srv_route srv_routes[] = {
     { "GET", "/health", true, false, srv_route_health },
     { "GET", "/v1/models", false, false, srv_route_models },
+    { "GET", "/v1/models/", false, false, srv_route_model },
     { "GET", "/props", false, false, srv_route_props },
     { "GET", "/metrics", false, false, srv_route_metrics },
     { "GET", "/slots", false, false, srv_route_slots },

@@ -15,6 +15,7 @@ void srv_route_tokenize(srv *s, srv_call *c);
 void srv_route_detokenize(srv *s, srv_call *c);
 void srv_route_template(srv *s, srv_call *c);
 void srv_route_models(srv *s, srv_call *c);
+void srv_route_model(srv *s, srv_call *c);
 void srv_route_health(srv *s, srv_call *c);
 void srv_route_props(srv *s, srv_call *c);
 void srv_route_metrics(srv *s, srv_call *c);

@@ -3,7 +3,8 @@
  *
  * A generation goes where it costs least: where most of its prompt lies already, but rather into an
  * empty or old slot than over the end of a conversation that may come back.  A slot that holds the
- * beginning of a prompt that waits is left alone while another will do.
+ * beginning of a prompt that waits is left alone while another will do; where none will, that
+ * prompt goes first, unless what the slot holds is in the prefix cache, too.
  *
  * Choices of one prompt run one after the other at first, beside each other where their answers are
  * longer than the prompt is worth: admit_beside(). */
@@ -13,6 +14,7 @@
 
 #define AGE_NS     60e9 /* after which what an idle slot holds counts half */
 #define WANTED_MIN 32u  /* tokens that a slot has in common with a prompt, to be kept for it */
+#define PASSED_MAX 8u   /* times that others go before one for what a slot holds */
 
 /* ---- queue --------------------------------------------------------------------------------- */
 
@@ -151,8 +153,8 @@ void srv_sched_release(srv_engine *e, srv_slot *s)
 static void mark_wanted(srv_engine *e)
 {
     for (uint32_t i = 0; i < e->p.n_seq; i++)
-        e->slot[i].wanted = false;
-    for (const srv_gen *g = e->queue; g; g = g->next) {
+        e->slot[i].wanted = NULL;
+    for (srv_gen *g = e->queue; g; g = g->next) {
         srv_slot *best = NULL;
         uint32_t  most = WANTED_MIN - 1;
 
@@ -164,8 +166,8 @@ static void mark_wanted(srv_engine *e)
                 best = &e->slot[i];
             }
         }
-        if (best)
-            best->wanted = true;
+        if (best && !best->wanted)
+            best->wanted = g;
     }
 }
 
@@ -205,7 +207,7 @@ static srv_slot *choose(srv_engine *e, const srv_gen *g, double *cost_out)
 /* Whether slot a should be given up rather than b; both are idle. */
 static bool less_worth(const srv_slot *a, const srv_slot *b)
 {
-    if (a->wanted != b->wanted)
+    if (!a->wanted != !b->wanted)
         return !a->wanted;
     return a->used_ns < b->used_ns;
 }
@@ -327,15 +329,19 @@ static uint32_t n_answering(const srv_engine *e)
 
 kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err)
 {
-    const srv_request *r = &s->gen->job->req;
-    kvd_prompt         p = KVD_PROMPT_INIT;
+    const srv_request *r  = &s->gen->job->req;
+    const uint64_t     t0 = kvd_now_ns();
+    kvd_prompt         p  = KVD_PROMPT_INIT;
+    kvd_status         st;
 
     p.token      = s->gen->token;
     p.n_token    = s->gen->n_token;
     p.salt       = r->salt;
     p.salt_bytes = r->n_salt;
     p.slice_ns   = srv_pace_slice(&e->pace, n_answering(e));
-    return kvd_prompt_begin(e->p.session, (uint32_t)(s - e->slot), &p, err);
+    st           = kvd_prompt_begin(e->p.session, (uint32_t)(s - e->slot), &p, err);
+    e->counts.prefix_ns += e->p.cached ? kvd_now_ns() - t0 : 0;
+    return st;
 }
 
 /* What is known of the prompt is there. */
@@ -470,10 +476,22 @@ static bool admit_beside(srv_engine *e, srv_gen *g)
     return true;
 }
 
+/* Who runs in the slot that g would take: one behind it, if that has more use for what it holds,
+ * and it is nowhere else. */
+static srv_gen *goes_first(const srv_engine *e, srv_gen *g, const srv_slot *s)
+{
+    srv_gen *w = s->wanted;
+
+    if (!w || w == g || e->p.cached || g->n_passed == PASSED_MAX || !may_run(w) ||
+        w->job->req.echo || common(s, g) >= common(s, w))
+        return g;
+    return w;
+}
+
 /* The first that may run gets a slot, if there is one and memory for it. */
 static bool admit_one(srv_engine *e)
 {
-    srv_gen  *g = e->queue;
+    srv_gen  *g = e->queue, *first;
     srv_slot *s;
     double    cost;
 
@@ -484,10 +502,12 @@ static bool admit_one(srv_engine *e)
     if (!g)
         return admit_beside(e, e->queue);
     mark_wanted(e);
-    s = choose(e, g, &cost);
-    if (!evict_idle(e, need_of(g, s), s))
+    s     = choose(e, g, &cost);
+    first = goes_first(e, g, s);
+    if (!evict_idle(e, need_of(first, s), s))
         return false;
-    start(e, g, s);
+    g->n_passed += first != g;
+    start(e, first, s);
     return true;
 }
 

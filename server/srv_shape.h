@@ -8,6 +8,7 @@
 
 struct srv_shape {
     const char *prefix;                             /* of ids */
+    const char *prompt;                             /* the field that it comes in */
     bool (*request)(srv_fields *f, srv_request *r); /* false: it is wrong, as the reply says */
     const char *keepalive; /* that a stream says while there is nothing else; NULL: a comment */
                            /* Server-sent events of one event; END and ERROR end the stream. */

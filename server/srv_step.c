@@ -44,7 +44,7 @@ void srv_step_finish(srv_engine *e, srv_slot *s, srv_finish why, int32_t stop)
     srv_job   *j = g->job;
     srv_event *ev;
 
-    srv_gen_end(g, e, stop >= 0);
+    srv_gen_end(g, e, stop >= 0, why == SRV_FINISH_LENGTH);
     if (why == SRV_FINISH_STOP && stop < 0 && g->has_calls)
         why = SRV_FINISH_CALLS;
     count_time(g);

@@ -25,7 +25,7 @@ static bool name_job(srv_job *j, const char *prefix)
 }
 
 /* Whether the session can ever hold it. */
-static bool fits(srv *s, const srv_job *j, srv_reply *r)
+static bool fits(srv *s, const srv_job *j, const char *field, srv_reply *r)
 {
     const uint64_t room = s->ep.n_block * SRV_BLOCK_TOKENS;
     const uint64_t most = room < s->ep.n_ctx ? room : s->ep.n_ctx;
@@ -34,9 +34,9 @@ static bool fits(srv *s, const srv_job *j, srv_reply *r)
         const uint32_t n = j->req.input[i].n;
 
         if (n == 0)
-            srv_reply_error(r, 400, "prompt", NULL, "the prompt has no tokens");
+            srv_reply_error(r, 400, field, NULL, "the prompt has no tokens");
         else if (n >= most)
-            srv_reply_error(r, 400, "messages", "context_length_exceeded",
+            srv_reply_error(r, 400, field, "context_length_exceeded",
                             "the prompt has %u tokens; prompt and answer together have %llu", n,
                             (unsigned long long)most);
         if (n >= most)
@@ -63,7 +63,7 @@ static void enqueue(srv *s, srv_call *c, srv_job *j, const srv_shape *shape)
     kvd_err    err = { 0 };
     kvd_status st;
 
-    if (!fits(s, j, &c->reply))
+    if (!fits(s, j, shape->prompt, &c->reply))
         return;
     j->shape = shape;
     if (!name_job(j, shape->prefix)) {

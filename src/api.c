@@ -478,6 +478,12 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.n_disk_failed      = c.n_disk_failed;
     st.n_disk_timeout     = c.n_disk_timeout;
     st.n_disk_corrupt     = c.n_disk_corrupt;
+    st.up_ns              = c.up_ns;
+    st.up_dense_ns        = c.up_dense_ns;
+    st.down_ns            = c.down_ns;
+    st.disk_read_ns       = c.disk_read_ns;
+    st.disk_put_ns        = c.disk_put_ns;
+    st.disk_put_wait_ns   = c.disk_put_wait_ns;
     kv_used_bytes(s->kv, &used);
     st.kv_device_used_bytes = used.device_bytes;
     st.kv_host_used_bytes   = used.host_bytes;
@@ -728,6 +734,11 @@ kvd_status kvd_tool_feed(kvd_tool_stream *t, const char *text, size_t len, kvd_e
 kvd_status kvd_tool_flush(kvd_tool_stream *t, kvd_err *err)
 {
     return tool_stream_flush(t->s, err);
+}
+
+kvd_status kvd_tool_cut(kvd_tool_stream *t, bool more, kvd_err *err)
+{
+    return tool_stream_cut(t->s, more, err);
 }
 
 bool kvd_tool_next(kvd_tool_stream *t, kvd_tool_event *out)

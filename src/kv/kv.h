@@ -153,6 +153,12 @@ typedef struct kv_counts {
     uint64_t n_mass;
     uint64_t select_ns, fetch_ns, attend_ns, seal_ns;
     uint64_t zone_ns; /* of attend_ns */
+    /* What moves of bytes_up, bytes_dense and bytes_down take: not of a device with memory of its
+     * own, which does them beside itself */
+    uint64_t up_ns, up_dense_ns, down_ns;
+    /* In calls of the block store: to read, waits included; to store, likewise, and of that what
+     * prompts and steps waited */
+    uint64_t disk_read_ns, disk_put_ns, disk_put_wait_ns;
 } kv_counts;
 
 typedef enum kv_made { KV_MADE_PROMPT, KV_MADE_DENSE, KV_MADE_SPARSE } kv_made;

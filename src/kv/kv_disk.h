@@ -240,6 +240,8 @@ typedef struct kv_disk_stats {
     uint64_t n_read, read_bytes, useful_bytes; /* reads issued; useful: what callers asked for */
     uint64_t n_read_failed, n_timeout;
     uint64_t n_read_late, n_read_corrupt; /* of n_read_failed: out of time; damaged */
+    /* in calls that read, prepare included; in those that write, and of that in puts' waits */
+    uint64_t      read_ns, put_ns, put_wait_ns;
     kv_disk_pause pause;
     char          pause_text[160]; /* why, or "" */
 } kv_disk_stats;

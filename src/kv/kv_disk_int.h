@@ -291,6 +291,13 @@ struct kv_disk {
     kv_disk_stats stats;
 };
 
+/* Adds the time since t0, and hands on how that went. */
+static inline kvd_status kv_disk_spent(uint64_t *ns, uint64_t t0, kvd_status st)
+{
+    *ns += kvd_now_ns() - t0;
+    return st;
+}
+
 /* Reaps what is done, waiting up to timeout_ns for the first, and lets everything go on. */
 void kv_disk_pump(kv_disk *d, uint64_t timeout_ns);
 /* A free slot of the stage, or NULL. */

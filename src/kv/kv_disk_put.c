@@ -203,7 +203,7 @@ static kvd_status put_reserve(kv_disk *d, disk_put_unit *p, kvd_err *err)
     return KVD_OK;
 }
 
-kvd_status kv_disk_put_begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *out, kvd_err *err)
+static kvd_status begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *out, kvd_err *err)
 {
     disk_put_unit *p = NULL;
     kv_disk_key    keys[KV_DISK_SEGMENT_BLOCKS];
@@ -239,6 +239,13 @@ kvd_status kv_disk_put_begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *
     }
     *out = i | (uint32_t)p->gen << 16;
     return KVD_OK;
+}
+
+kvd_status kv_disk_put_begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *out, kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+
+    return kv_disk_spent(&d->stats.put_ns, t0, begin(d, name, out, err));
 }
 
 /* ---- lanes ------------------------------------------------------------------------ */
@@ -280,6 +287,7 @@ static kvd_status wait_slot(kv_disk *d, disk_slot **out, kvd_err *err)
                             "%s: writes take longer than their time limit", d->dir);
         }
         kv_disk_pump(d, end - now);
+        d->stats.put_wait_ns += kvd_now_ns() - now;
     }
     return KVD_OK;
 }
@@ -307,8 +315,8 @@ static kvd_status put_write(kv_disk *d, disk_put_unit *p, uint32_t lane, uint64_
     return KVD_OK;
 }
 
-kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
-                            const uint16_t *order, const void *aux, kvd_err *err)
+static kvd_status put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
+                           const uint16_t *order, const void *aux, kvd_err *err)
 {
     disk_put_unit     *p = put_of(d, put);
     const disk_layout *l;
@@ -337,6 +345,14 @@ kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const vo
     p->lane_put[lane] = 1;
     p->n_lane++;
     return KVD_OK;
+}
+
+kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
+                            const uint16_t *order, const void *aux, kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+
+    return kv_disk_spent(&d->stats.put_ns, t0, put_lane(d, put, lane, records, order, aux, err));
 }
 
 /* ---- commit ----------------------------------------------------------------------- */
@@ -394,7 +410,7 @@ static void put_failed(kv_disk *d, disk_put_unit *p, int sys, const char *what)
     kv_disk_put_drop(d, p);
 }
 
-kvd_status kv_disk_put_commit(kv_disk *d, kv_disk_put put, kvd_err *err)
+static kvd_status commit(kv_disk *d, kv_disk_put put, kvd_err *err)
 {
     disk_put_unit *p = put_of(d, put);
     kvd_status     st;
@@ -420,6 +436,13 @@ kvd_status kv_disk_put_commit(kv_disk *d, kv_disk_put put, kvd_err *err)
     p->deadline = kvd_now_ns() + COMMIT_TIMEOUTS * d->p.timeout_ns;
     kv_disk_pump(d, 0);
     return KVD_OK;
+}
+
+kvd_status kv_disk_put_commit(kv_disk *d, kv_disk_put put, kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+
+    return kv_disk_spent(&d->stats.put_ns, t0, commit(d, put, err));
 }
 
 /* A longer tail with the same beginning makes the shorter one useless. */
@@ -524,16 +547,21 @@ static bool commits_under_way(const kv_disk *d)
 
 void kv_disk_poll(kv_disk *d)
 {
+    const uint64_t t0 = kvd_now_ns();
+
     kv_disk_pump(d, 0);
+    d->stats.put_ns += kvd_now_ns() - t0;
 }
 
 kvd_status kv_disk_flush(kv_disk *d, kvd_err *err)
 {
-    kvd_status st;
+    const uint64_t t0 = kvd_now_ns();
+    kvd_status     st;
 
     /* Each commit has a deadline, so this ends. */
     for (kv_disk_pump(d, 0); commits_under_way(d);)
         kv_disk_pump(d, 10000000);
+    d->stats.put_ns += kvd_now_ns() - t0;
     st            = d->put_status;
     d->put_status = KVD_OK;
     if (st != KVD_OK && err)

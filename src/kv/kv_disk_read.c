@@ -431,11 +431,12 @@ kvd_status kv_disk_unit_load(kv_disk *d, disk_unit *u, kvd_err *err)
 
 kvd_status kv_disk_prepare(kv_disk *d, kv_disk_unit unit, kvd_err *err)
 {
-    disk_unit *u = kv_disk_unit_of(d, unit);
+    const uint64_t t0 = kvd_now_ns();
+    disk_unit     *u  = kv_disk_unit_of(d, unit);
 
     if (!u)
         return kvd_fail(err, KVD_E_INVAL, 0, "block store: no such unit");
-    return kv_disk_unit_load(d, u, err);
+    return kv_disk_spent(&d->stats.read_ns, t0, kv_disk_unit_load(d, u, err));
 }
 
 kvd_status kv_disk_unit_verify(kv_disk *d, disk_unit *u, kvd_err *err)
@@ -469,7 +470,7 @@ static disk_ticket *ticket_take(kv_disk *d, uint32_t n, bool urgent)
     return NULL;
 }
 
-kvd_status kv_disk_read_start(kv_disk *d, const kv_disk_read *r, uint32_t n, bool urgent,
+static kvd_status start_batch(kv_disk *d, const kv_disk_read *r, uint32_t n, bool urgent,
                               kv_disk_ticket *out, kvd_err *err)
 {
     disk_ticket *t  = ticket_take(d, n, urgent);
@@ -494,23 +495,33 @@ kvd_status kv_disk_read_start(kv_disk *d, const kv_disk_read *r, uint32_t n, boo
     return KVD_OK;
 }
 
+kvd_status kv_disk_read_start(kv_disk *d, const kv_disk_read *r, uint32_t n, bool urgent,
+                              kv_disk_ticket *out, kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+
+    return kv_disk_spent(&d->stats.read_ns, t0, start_batch(d, r, n, urgent, out, err));
+}
+
 kvd_status kv_disk_read_poll(kv_disk *d, kv_disk_ticket h, kvd_err *err)
 {
-    disk_ticket *t = ticket_of(d, h);
+    const uint64_t t0 = kvd_now_ns();
+    disk_ticket   *t  = ticket_of(d, h);
 
     if (!t)
         return kvd_fail(err, KVD_E_INVAL, 0, "block store: no such batch of reads");
     kv_disk_pump(d, 0);
-    return ticket_result(d, t, err);
+    return kv_disk_spent(&d->stats.read_ns, t0, ticket_result(d, t, err));
 }
 
 kvd_status kv_disk_read_wait(kv_disk *d, kv_disk_ticket h, kvd_err *err)
 {
-    disk_ticket *t = ticket_of(d, h);
+    const uint64_t t0 = kvd_now_ns();
+    disk_ticket   *t  = ticket_of(d, h);
 
     if (!t)
         return kvd_fail(err, KVD_E_INVAL, 0, "block store: no such batch of reads");
-    return ticket_wait(d, t, err);
+    return kv_disk_spent(&d->stats.read_ns, t0, ticket_wait(d, t, err));
 }
 
 kvd_status kv_disk_read_now(kv_disk *d, const kv_disk_read *r, uint32_t n, kvd_err *err)

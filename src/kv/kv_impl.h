@@ -384,6 +384,13 @@ void       kv_leave_close(kv_store *s);
 kvd_status kv_leave_layer(kv_store *s, kvd_stream *st, kvd_err *err);
 kvd_status kv_leave_end(kv_store *s, kvd_err *err);
 
+/* Adds the time since t0 to what moves take, where they have ended when their op returns. */
+static inline void kv_count_move(kv_store *s, uint64_t *ns, uint64_t t0)
+{
+    if (!s->params.apart)
+        *ns += kvd_now_ns() - t0;
+}
+
 /* kv_seal.c (map: host records where there is room for them, if `host`).
  * map, unmap: takes and gives back what sealed block number b holds besides its raw block.
  * index_layer: landmarks of n blocks that lie anywhere.

@@ -49,8 +49,8 @@ uint64_t kv_list_down(const kv_store *s, const kv_copies *list, uint32_t seq, ui
     return n;
 }
 
-kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
-                        uint32_t end, const uint64_t *layer_at, kvd_err *err)
+static kvd_status move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
+                            uint32_t first, uint32_t end, const uint64_t *layer_at, kvd_err *err)
 {
     const uint64_t lane = s->block_chunks * s->packed_bytes;
     uint64_t       n    = 0;
@@ -78,6 +78,16 @@ kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
     return KVD_OK;
 }
 
+kvd_status kv_move_down(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t first,
+                        uint32_t end, const uint64_t *layer_at, kvd_err *err)
+{
+    const uint64_t t0 = kvd_now_ns();
+
+    KVD_TRY(move_down(s, st, seq, layer, first, end, layer_at, err));
+    kv_count_move(s, &s->counts.down_ns, t0);
+    return KVD_OK;
+}
+
 kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, uint32_t b,
                           uint64_t at, kvd_err *err)
 {
@@ -99,7 +109,7 @@ kvd_status kv_keep_packed(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t la
 static kvd_status bring_up(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer,
                            uint32_t first, uint32_t end, const uint64_t *layer_at, kvd_err *err)
 {
-    uint64_t n = 0;
+    uint64_t n = 0, t0;
 
     KVD_TRY(kv_wait_lists(s, st, err));
     for (uint32_t at = 0; at < s->params.n_kv_head * (end - first); at++) {
@@ -115,7 +125,9 @@ static kvd_status bring_up(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t l
         }
     }
     s->counts.bytes_dense += n * s->packed_bytes;
+    t0 = kvd_now_ns();
     KVD_TRY(kv_copy_up(s, st, &s->step.list[KV_COPIES], n, err));
+    kv_count_move(s, &s->counts.up_dense_ns, t0);
     return kv_tier_load(s, st, seq, layer, first, end, layer_at, err);
 }
 

@@ -473,13 +473,15 @@ uint64_t kv_list_misses(kv_store *s, const kv_query *q, bool urgent, uint64_t n)
 static kvd_status fetch_part(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
                              kvd_err *err)
 {
-    uint64_t n;
+    uint64_t n, t0;
 
     if (s->sizes.resident || s->no_fetch)
         return KVD_OK;
     n = kv_list_misses(s, q, urgent, 0);
     s->counts.bytes_up += n * s->packed_bytes;
+    t0 = kvd_now_ns();
     KVD_TRY(kv_copy_up(s, st, &s->step.list[urgent ? KV_COPIES : KV_COPIES_LATE], n, err));
+    kv_count_move(s, &s->counts.up_ns, t0);
     return kv_tier_fetch(s, st, q->layer, urgent, err);
 }
 

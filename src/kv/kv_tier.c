@@ -326,15 +326,16 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
 {
     kv_disk_match m   = { 0 };
     kvd_err       why = { 0 };
-    uint64_t      t0;
+    uint64_t      t0, t1;
     kvd_status    st;
 
     if (!s->tier)
         return KVD_OK;
-    t0 = kvd_trace_now(s->params.trace);
+    t0 = kvd_now_ns();
     (void)!kv_disk_flush(s->cache->disk, &why);
-    kvd_trace_add(s->params.trace, KVD_TRACE_IO_WAIT, t0, kvd_trace_now(s->params.trace),
-                  KVD_TRACE_NOWHERE, 0);
+    t1 = kvd_now_ns();
+    s->counts.disk_put_wait_ns += t1 - t0;
+    kvd_trace_add(s->params.trace, KVD_TRACE_IO_WAIT, t0, t1, KVD_TRACE_NOWHERE, 0);
     st = kv_cache_find(s, seq, end * KV_BLOCK_TOKENS, &m, err);
     if (st == KVD_OK && m.n_token < (uint64_t)end * KV_BLOCK_TOKENS)
         st =
@@ -887,4 +888,7 @@ void kv_tier_count(const kv_store *s, kv_counts *c)
     c->n_disk_timeout    = d.n_read_late;
     c->n_disk_corrupt    = d.n_read_corrupt;
     c->n_disk_refused    = d.n_put_refused + d.n_put_failed;
+    c->disk_read_ns      = d.read_ns;
+    c->disk_put_ns       = d.put_ns;
+    c->disk_put_wait_ns += d.put_wait_ns;
 }

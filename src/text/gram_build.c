@@ -64,12 +64,12 @@ static bool grow(gram_build *b, void **array, uint32_t n, uint32_t *cap, size_t 
 
     if (!gram_tick(b, 1))
         return false;
-    if (n < *cap)
-        return true;
     if (n >= most) {
         gram_refuse(b, "more than %u %s", most, what);
         return false;
     }
+    if (n < *cap)
+        return true;
     p = kvd_realloc(*array, want * size);
     if (!p) {
         gram_no_memory(b);

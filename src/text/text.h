@@ -141,6 +141,7 @@ kvd_status                 tool_stream_open(tool_stream **out, kvd_tool_format f
 void                       tool_stream_close(tool_stream *s);
 kvd_status tool_stream_feed(tool_stream *s, const char *text, size_t len, kvd_err *err);
 kvd_status tool_stream_flush(tool_stream *s, kvd_err *err);
+kvd_status tool_stream_cut(tool_stream *s, bool more, kvd_err *err);
 bool       tool_stream_next(tool_stream *s, kvd_tool_event *out);
 
 /* ---- grammars: which tokens may come next ------------------------------------------- */

@@ -574,3 +574,17 @@ kvd_status tool_stream_flush(tool_stream *s, kvd_err *err)
         return kvd_fail(err, KVD_E_NOMEM, 0, "tool calls: no memory for the text");
     return KVD_OK;
 }
+
+kvd_status tool_stream_cut(tool_stream *s, bool more, kvd_err *err)
+{
+    bool whole;
+
+    KVD_TRY(tool_stream_feed(s, "", 0, err));
+    if (s->mode == IN_HEAD || s->behind)
+        s->in.len = 0;
+    else if (s->mode == IN_TEXT && more)
+        s->in.len = find_mark(s, &whole);
+    if (s->mode == IN_HEAD)
+        s->mode = IN_TEXT;
+    return tool_stream_flush(s, err);
+}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_calls.c - any bytes as a model's text: the events, deltas joined, are the same however it is
- * cut, and every call that has begun ends. */
+ * cut into pieces, also where it ends in the middle, and every call that has begun ends. */
 #include <string.h>
 
 #include "text/text.h"
@@ -26,7 +26,8 @@ static void take(tool_stream *s, kvd_buf *out, int *last, int *open)
     }
 }
 
-static void run(kvd_tool_format f, const char *text, size_t len, size_t piece, kvd_buf *out)
+static void run(kvd_tool_format f, const char *text, size_t len, size_t piece, bool more,
+                kvd_buf *out)
 {
     tool_stream *s;
     kvd_err      err;
@@ -39,7 +40,7 @@ static void run(kvd_tool_format f, const char *text, size_t len, size_t piece, k
         kvd_assert(tool_stream_feed(s, text + at, n, &err) == KVD_OK);
         take(s, out, &last, &open);
     }
-    kvd_assert(tool_stream_flush(s, &err) == KVD_OK);
+    kvd_assert((more ? tool_stream_cut(s, true, &err) : tool_stream_flush(s, &err)) == KVD_OK);
     take(s, out, &last, &open);
     kvd_assert(open == 0);
     tool_stream_close(s);
@@ -55,11 +56,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 2)
         return 0;
     f = data[0] & 1 ? KVD_TOOLS_HERMES : KVD_TOOLS_LLAMA3;
-    for (size_t i = 0; i < KVD_COUNTOF(piece); i++) {
+    for (size_t i = 0; i < 2 * KVD_COUNTOF(piece); i++) {
         kvd_buf whole = { 0 }, cut = { 0 };
 
-        run(f, text, size - 1, size, &whole);
-        run(f, text, size - 1, piece[i], &cut);
+        run(f, text, size - 1, size, i & 1, &whole);
+        run(f, text, size - 1, piece[i / 2], i & 1, &cut);
         kvd_assert(whole.len == cut.len && memcmp(whole.data, cut.data, cut.len) == 0);
         kvd_buf_free(&whole);
         kvd_buf_free(&cut);

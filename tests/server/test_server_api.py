@@ -3,9 +3,12 @@
 """Routes of the server: what they answer, what they refuse and how."""
 import base64
 import json
+import os
 import random
+import re
+import signal
 
-from kvserver import HERE, Server, main, text_of
+from kvserver import HERE, SLOW, Server, main, text_of
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -35,6 +38,37 @@ def test_small_routes():
                                    ("/v1/completions", "GET", 405), ("/cache", "POST", 405)):
             status, _, data = s.call(method, path, body="{}" if method == "POST" else None)
             assert status == want and json.loads(data)["error"]["type"], (path, status, data)
+
+
+def test_methods_that_are_taken():
+    """405 says what would not be: each path's own method, and nothing without a key."""
+    text = (HERE.parent.parent / "server" / "srv_routes.c").read_text()
+    table = re.findall(r'\{ "([A-Z]+)", "([^"]+)",', text)
+    with Server() as s:
+        for method, path in table:
+            path += "tiny" if path == "/v1/models/" else ""
+            for other in {"GET", "POST", "DELETE", "PUT", "HEAD"} - {method}:
+                status, headers, _ = s.call(other, path)
+                assert (status, headers["Allow"]) == (405, method), (other, path, status)
+            if method == "GET":
+                assert s.call(method, path)[1]["Allow"] is None
+        assert s.call("PUT", "/nothing")[1]["Allow"] is None
+    with Server(env={"KVDRIVE_API_KEY": "sk-x"}) as s:
+        status, headers, _ = s.call("PUT", "/v1/models")
+        assert status == 401 and headers["Allow"] is None
+
+
+def test_model_by_name():
+    with Server("--alias", "tiny") as s:
+        assert s.get("/v1/models/tiny") == s.get("/v1/models")["data"][0]
+        for name in ("", "tin", "tiny2", "tiny/x", "Tiny", "%00", "%74iny%20", "a%22b", "%ff"):
+            e = s.get(f"/v1/models/{name}", want=404)["error"]
+            assert e["code"] == "model_not_found" and e["param"] == "model", (name, e)
+        assert 'no model "a"b"' in s.get("/v1/models/a%22b", want=404)["error"]["message"]
+    with Server("--alias", "org/a b") as s:  # as it is, and as clients write it
+        for name in ("org/a%20b", "org%2Fa%20b"):
+            assert s.get(f"/v1/models/{name}")["id"] == "org/a b"
+        assert s.get("/v1/models/tiny", want=404)["error"]["code"] == "model_not_found"
 
 
 def test_completion():
@@ -84,9 +118,36 @@ def test_lengths():
         assert n(max_tokens=0) == 0
         a = s.post(COMPLETION, {"prompt": [65] * 3990, "max_tokens": 100, "logit_bias": bias})
         assert a["usage"]["completion_tokens"] == 10  # the context is full
-        e = s.post(COMPLETION, {"prompt": [65] * 4000}, want=400)["error"]
-        assert e["code"] == "context_length_exceeded", e
-        s.post(COMPLETION, {"prompt": ""}, want=400)
+        long = [{"role": "user", "content": "x" * 4000}]
+        for path, body, field in ((COMPLETION, {"prompt": [65] * 4000}, "prompt"),
+                                  (COMPLETION, {"prompt": ["a", [65] * 4000]}, "prompt"),
+                                  (CHAT, {"messages": long}, "messages"),
+                                  (RESPONSES, {"input": "x" * 4000}, "input"),
+                                  (RESPONSES, {"input": long}, "input")):
+            assert s.error(path, body, field)["code"] == "context_length_exceeded", (path, field)
+        s.error(COMPLETION, {"prompt": ""}, "prompt")
+
+
+def test_log_of_requests():
+    """What a request has taken, once it has finished; of a stream that an error ends, that."""
+    with Server(program=os.environ["KVDRIVE_FAULT"]) as s:
+        s.exits = (1,)
+        ask = {"prompt": [67] * 50, "max_tokens": 3, "logit_bias": {"261": -100}}
+        s.post(COMPLETION, ask)
+        assert list(s.stream(COMPLETION, ask))[-1] == "[DONE]"
+        took = "prompt 50 (cached 0+0+0), generated 3"
+        s.wait_for(lambda: sum(": /v1/completions, " in line for line in s.lines) == 2)
+        lines = [line for line in s.lines if ": /v1/completions, " in line]
+        assert took in lines[0] and "prompt 50 (cached 49+0+0), generated 3" in lines[1], lines
+        events = s.stream(COMPLETION, {**ask, "max_tokens": 3000})
+        next(events)
+        s.process.send_signal(signal.SIGUSR1)
+        last = list(events)[-1]
+        assert "the device has failed" in last["error"]["message"], last
+        s.process.wait(30 * SLOW)
+        s.reader.join(10)
+        line = [line for line in s.lines if ": /v1/completions, " in line][2]
+        assert "ended by an error" in line and "generated" not in line, line
 
 
 def test_choices_and_seeds():
@@ -223,6 +284,17 @@ def test_refuses_by_name():
             s.error(CHAT, {"messages": HELLO, "response_format": bad}, "response_format")
         s.error("/tokenize", {"content": 5}, "content")
         s.error("/detokenize", {"tokens": [1, "x"]}, "tokens")
+        # lists have limits, up to which they are taken
+        bias = {str(i): 0.5 for i in range(1025)}
+        stop = ["x" * 255 + chr(65 + i) for i in range(16)]
+        for field, value, told in (("logit_bias", bias, "1025 entries, at most 1024"),
+                                   ("stop", stop + ["y"], "more than 16 strings"),
+                                   ("stop", ["x" * 257], "256 bytes")):
+            for path, ask in ((COMPLETION, {"prompt": "x"}), (CHAT, {"messages": HELLO})):
+                e = s.error(path, {**ask, field: value}, field)
+                assert told in e["message"], e
+        s.post(COMPLETION, {"prompt": "x", "max_tokens": 1, "stop": stop,
+                            "logit_bias": {str(i): 0.5 for i in range(264)}})
         # unknown fields have no effect and are logged once
         for _ in range(3):
             s.post(COMPLETION, {"prompt": "x", "max_tokens": 1, "frobnicate\n": 1})

@@ -6,6 +6,7 @@ says how long, KVD_FUZZ_SEED repeats a run."""
 import json
 import os
 import random
+import re
 import threading
 import time
 
@@ -16,7 +17,9 @@ SEED = int(os.environ.get("KVD_FUZZ_SEED", str(time.time_ns() % 1000000)))
 ASK = {"prompt": "as before", "max_tokens": 12, "logit_bias": {"261": -100}}
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens",
          "/v1/responses", "/tokenize", "/detokenize", "/apply-template")
-GETS = ("/health", "/v1/models", "/props", "/slots", "/nothing")
+ROUTES = re.findall(r'\{ "([A-Z]+)", "([^"]+)",',
+                    (HERE.parent.parent / "server" / "srv_routes.c").read_text())
+GETS = tuple(path for method, path in ROUTES if method == "GET") + ("/v1/models/x", "/nothing")
 FIELDS = ("prompt messages max_tokens max_completion_tokens temperature top_p top_k min_p n seed "
           "logit_bias stop stream stream_options logprobs top_logprobs echo presence_penalty "
           "frequency_penalty repetition_penalty repeat_last_n ignore_eos return_progress "
@@ -158,6 +161,8 @@ def send(s, rng):
 
 def test_random_requests():
     print(f"KVD_FUZZ_SEED={SEED}", flush=True)
+    assert {path for method, path in ROUTES if method == "POST"} == set(PATHS)
+    assert {path for method, path in ROUTES if method == "DELETE"} == {"/cache"}
     with Server("--read-timeout", "1", "--parallel", "3", "--chat-template",
                 str(HERE / "data" / "hermes.jinja"), ctx=1200) as s:  # the longest answers end soon
         want = s.post("/v1/completions", ASK)["choices"]

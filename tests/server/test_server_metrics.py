@@ -4,6 +4,7 @@
 import os
 import pathlib
 import re
+import time
 
 import promlint
 from kvserver import HERE, SLOW, Directory, Server, main
@@ -148,10 +149,76 @@ def test_windows():
             assert got[f"stage_seconds_total{{stage={stage}}}"] > 0, stage
 
 
+MOVES = ("from=host,to=device,use=window", "from=host,to=device,use=dense",
+         "from=device,to=host,use=seal", "from=disk,to=host,use=read",
+         "from=host,to=disk,use=store")
+
+
+def seconds(got):
+    """What moves took, and stalls by stage."""
+    return ([got[f"moved_seconds_total{{{m}}}"] for m in MOVES],
+            {s: got[f"stall_seconds_total{{stage={s}}}"]
+             for s in ("disk", "store", "prefix", "fetch")})
+
+
+def bytes_moved(got):
+    return [got[f"moved_bytes_total{{{m}}}"] for m in MOVES]
+
+
+def test_seconds_of_moves():
+    """Where bytes went seconds did, no more than there were, and nowhere else."""
+    ask = {"prompt": [67, 80, 71] * 500, "max_tokens": 20, "logit_bias": BIAS}
+    with Server() as s:  # all is resident, and there is no cache
+        s.post(COMPLETION, ask)
+        moves, stalls = seconds(settled(s, "requests_ended_total{outcome=finished}", 1))
+        assert moves == [0] * 5 and not any(stalls.values()), (moves, stalls)
+    tiers = ("--attention", "sparse", "--budget", "64", "--kv-device", "1500K", "--parallel", "2")
+    begin = time.monotonic()
+    with Server(*tiers) as s:  # a host tier, no disk
+        s.post(COMPLETION, ask)
+        got = settled(s, "requests_ended_total{outcome=finished}", 1)
+        lasted = time.monotonic() - begin
+        moves, stalls = seconds(got)
+        for m, n, t in zip(MOVES, bytes_moved(got), moves):
+            assert (n > 0) == (t > 0), (m, n, t)
+        assert moves[0] > 0 and moves[2] > 0 and moves[3] == moves[4] == 0
+        assert moves[0] <= got["stage_seconds_total{stage=fetch}"], got
+        assert sum(moves) < lasted, (moves, lasted)
+        assert abs(stalls.pop("fetch") - moves[0] - moves[1]) < 1e-8
+        assert not any(stalls.values()), stalls
+
+
+def test_seconds_of_the_disk():
+    """Reading and storing: a prompt that is known waits for its prefix, one that is not does not
+    read; sparse steps over a host tier that is too small wait for what they miss."""
+    tiers = ("--attention", "sparse", "--budget", "64", "--kv-device", "1500K", "--kv-host", "100K",
+             "--kv-disk", "64M", "--parallel", "2")
+    ask = {"prompt": [67, 80, 71] * 500, "max_tokens": 40, "logit_bias": BIAS}
+    with Directory() as d:
+        begin = time.monotonic()
+        with Server(*tiers, "--cache-dir", d) as s:
+            s.post(COMPLETION, ask)
+            got = settled(s, "requests_ended_total{outcome=finished}", 1)
+            lasted = time.monotonic() - begin
+            moves, stalls = seconds(got)
+            for m, n, t in zip(MOVES, bytes_moved(got), moves):
+                assert n == 0 or t > 0, (m, n, t)
+            assert moves[3] > 0 and moves[4] > 0, moves
+            assert stalls["disk"] > 0 and stalls["store"] > 0, stalls
+            assert sum(moves) < lasted, (moves, lasted)
+        with Server(*tiers, "--cache-dir", d) as s:
+            zero = scrape(s)
+            assert seconds(zero)[1]["prefix"] == 0
+            s.post(COMPLETION, ask)
+            got = settled(s, "requests_ended_total{outcome=finished}", 1)
+            assert got["cached_tokens_total{tier=disk}"] >= 1024, got
+            assert 0 < seconds(got)[1]["prefix"] < got["request_seconds_sum"]
+
+
 def test_names_are_documented():
     """Every family has its place in docs/server.md, and nothing there is not exported."""
     page = (HERE.parent.parent / "docs" / "server.md").read_text()
-    rows = page[page.index("## Metrics"):page.index("Not there, since")]
+    rows = page[page.index("## Metrics"):page.index("Not there on a GPU")]
     told = set(re.findall(r"`([a-z_]+)(?:\{[a-z,]+\})?`(?=[^|]*\|[^|]*\|\n)", rows))
     with Server("--attention", "sparse", "--budget", "64") as s:
         s.post(COMPLETION, {"prompt": [67, 80, 71] * 500, "max_tokens": 20, "logit_bias": BIAS})

@@ -42,6 +42,9 @@ def test_models_and_keys():
     with server() as s:
         c = connect(s)
         assert [m.id for m in c.models.list()] == ["tiny"]
+        assert c.models.retrieve("tiny").owned_by == "kvdrive"
+        raises(openai.NotFoundError, lambda: c.models.retrieve("other"), code="model_not_found",
+               param="model")
         raises(openai.AuthenticationError, lambda: connect(s, "sk-wrong").models.list(),
                code="invalid_api_key")
 
@@ -108,7 +111,7 @@ def test_errors():
         raises(openai.BadRequestError, lambda: chat(model="t", messages=[]), param="messages")
         raises(openai.BadRequestError, lambda: chat(
             model="t", messages=[{"role": "user", "content": "x" * 3000}]),
-            code="context_length_exceeded")
+            code="context_length_exceeded", param="messages")
         raises(openai.BadRequestError, lambda: chat(
             model="t", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]),
             param="tools")
@@ -284,7 +287,7 @@ def test_responses_errors():
         bad("max_output_tokens", max_output_tokens=-1)
         bad("store", store=True)
         raises(openai.BadRequestError, lambda: c.create(model="t", input="x" * 3000),
-               code="context_length_exceeded")
+               code="context_length_exceeded", param="input")
         raises(openai.NotFoundError, lambda: c.retrieve("resp_1"))
         raises(openai.NotFoundError, lambda: c.delete("resp_1"))
 

@@ -128,8 +128,10 @@ def test_completion():
 
 
 def test_models_and_errors():
-    with server("--body-limit", "4000") as s:
+    with server("--body-limit", "4000", "--alias", "tiny") as s:
         check("ListModelsResponse", s.get("/v1/models"))
+        check("Model", s.get("/v1/models/tiny"))
+        check("ErrorResponse", s.get("/v1/models/other", want=404))
         for path in (CHAT, COMPLETION, RESPONSES, "/tokenize", "/detokenize", "/apply-template"):
             for body in ({}, "{", {"top_p": -1, "messages": 5, "prompt": "x", "input": "x"}):
                 check("ErrorResponse", s.post(path, body, want=400))

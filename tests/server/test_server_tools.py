@@ -140,6 +140,67 @@ def test_logprobs_and_length():
         assert stop["finish_reason"] == "stop" and "Oslo" not in json.dumps(stop["message"])
 
 
+def said(s, path, n, form):
+    """An answer of n tokens at most that has to be a call (Llama 3: whose first byte begins one):
+    texts and names of calls as they are told whole, and streamed; and why it ended."""
+    required = form == "hermes"
+    bias = {"logit_bias": DENSE if required else {**DENSE, "123": 100}, "seed": 3}
+    function = TOOLS[0]["function"]
+    if path == CHAT:
+        body = {"messages": HELLO, "tools": TOOLS[:1], "max_tokens": n, **bias,
+                "tool_choice": "required" if required else "auto"}
+        c = s.post(path, body)["choices"][0]
+        text, calls, finish = joined(s.stream(path, body))
+        assert finish == c["finish_reason"]
+        return ([c["message"]["content"] or "", text],
+                [f["function"]["name"] for f in c["message"].get("tool_calls", [])],
+                [f["function"]["name"] for f in calls], finish)
+    if path == "/v1/responses":
+        body = {"input": "hello", "max_output_tokens": n, **bias,
+                "tools": [{"type": "function", **function}],
+                "tool_choice": "required" if required else "auto"}
+        events = list(s.stream(path, body))
+        whole, last = s.post(path, body), events[-1]["response"]
+        texts = [p["text"] for r in (whole, last) for i in r["output"] if i["type"] == "message"
+                 for p in i["content"]]
+        texts += [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+        names = [[i["name"] for i in r["output"] if i["type"] == "function_call"]
+                 for r in (whole, last)]
+        assert whole["status"] == last["status"]
+        why = whole["incomplete_details"]
+        return texts, *names, "length" if why and why["reason"] == "max_output_tokens" else "stop"
+    body = {"messages": HELLO, "max_tokens": n, **bias,
+            "tools": [{"name": "weather", "input_schema": CITY}],
+            "tool_choice": {"type": "any" if required else "auto"}}
+    events, whole = list(s.stream(path, body)), s.post(path, body)
+    texts = [b["text"] for b in whole["content"] if b["type"] == "text"]
+    texts += [e["delta"]["text"] for e in events
+              if e["type"] == "content_block_delta" and e["delta"]["type"] == "text_delta"]
+    begun = [e["content_block"] for e in events if e["type"] == "content_block_start"]
+    return (texts, [b["name"] for b in whole["content"] if b["type"] == "tool_use"],
+            [b["name"] for b in begun if b["type"] == "tool_use"],
+            {"max_tokens": "length"}.get(whole["stop_reason"], "stop"))
+
+
+def test_cut_calls_are_no_text():
+    """A limit that ends a call before its name is whole: no call, and nothing of it is content."""
+    for form, begins in (("hermes", len('<tool_call>{"name":"weather"')), ("llama3", 18)):
+        with server(form=form) as s:
+            for path in (CHAT, "/v1/responses", "/v1/messages"):
+                n_call = 0
+                for n in range(1, begins + 16, 1 if path == CHAT else 3):
+                    texts, whole, streamed, finish = said(s, path, n, form)
+                    assert "".join(texts) == "", (path, n, texts)
+                    assert whole == streamed and whole in ([], ["weather"]), (path, n, whole)
+                    assert finish == "length", (path, n, finish)
+                    n_call += len(whole)
+                    assert n > 4 or not whole
+                assert n_call > 0, (form, path)
+            c = s.post(CHAT, {"messages": HELLO, "tools": TOOLS[:1], "tool_choice": "required",
+                              "max_tokens": 60, "logit_bias": DENSE, "stop": "name"})["choices"][0]
+            assert c["finish_reason"] == "stop" and not c["message"]["content"], c
+
+
 def test_prompt():
     """Tools, calls and results reach the template; special tokens in them stay text."""
     with server() as s:

@@ -423,19 +423,32 @@ static void repeat(kvd_buf *b, const char *s, int n)
         kvd_buf_puts(b, s);
 }
 
-/* Ends soon, by an error that says `what`, or taken (what NULL: either). */
+static kvd_status timed_open(gram **g, const gram_desc *d, double *s, kvd_err *err)
+{
+    const clock_t    t0 = clock();
+    const kvd_status st = gram_open(g, trie, d, err);
+
+    *s = (double)(clock() - t0) / CLOCKS_PER_SEC;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    *s /= 20;
+#endif
+    return st;
+}
+
+/* Ends soon, by an error that says `what`, or taken (what NULL: either).  Neighbours on the
+ * processor may slow it down, but not every time. */
 static void hostile(kvd_buf *b, const char *what)
 {
     const gram_desc d   = { .schema_json = b->data };
-    const clock_t   t0  = clock();
     kvd_err         err = { 0 };
     gram           *g;
-    kvd_status      st = gram_open(&g, trie, &d, &err);
-    double          s  = (double)(clock() - t0) / CLOCKS_PER_SEC;
+    double          s;
+    kvd_status      st = timed_open(&g, &d, &s, &err);
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    s /= 20;
-#endif
+    for (int i = 0; s > 0.1 && i < 8; i++) {
+        gram_close(g);
+        st = timed_open(&g, &d, &s, &err);
+    }
     printf("%.60s... %.1f ms: %.100s\n", b->data, s * 1e3, st ? err.msg : "taken");
     if (s > 0.1)
         fail_msg("%.100s: %.0f ms", b->data, s * 1e3);
@@ -481,6 +494,11 @@ static void limits(void **state)
         kvd_buf_printf(&b, ",{\"const\":%d}", i);
     kvd_buf_puts(&b, "]}");
     hostile(&b, "more than 1000 alternatives");
+    kvd_buf_puts(&b, "{\"prefixItems\":[{}");
+    for (int i = 0; i < 11000; i++)
+        kvd_buf_printf(&b, ",{\"items\":{\"const\":%d}}", i);
+    kvd_buf_puts(&b, "]}");
+    hostile(&b, "more than 10000 rules");
     kvd_buf_puts(&b, "{\"pattern\":\"");
     repeat(&b, "abcdefghij", 101);
     kvd_buf_puts(&b, "\"}");

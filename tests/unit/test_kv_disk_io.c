@@ -71,6 +71,7 @@ static void no_answer_is_an_error(void **state)
     kv_disk_params p   = dm_params(dir_);
     kv_disk_match  m;
     kvd_err        err = { 0 };
+    kv_disk_stats  was, is;
 
     (void)state;
     p.io.kind                = OS_IO_SIM;
@@ -84,9 +85,15 @@ static void no_answer_is_an_error(void **state)
 
     memset(buf_, 0xaa, sizeof(buf_));
     sim.lost = 65536;
+    was      = stats_of(d);
+    assert_true(was.read_ns > 0 && was.put_ns > 0);
     assert_int_equal(kv_disk_read_start(d, &r, 1, true, &t, &err), KVD_OK);
     assert_int_equal(kv_disk_read_poll(d, t, &err), KVD_E_BUSY);
     assert_int_equal(kv_disk_read_wait(d, t, &err), KVD_E_IO);
+    is = stats_of(d);
+    assert_true(is.read_ns - was.read_ns >= 190000000); /* waits are in it, and nothing else */
+    assert_true(is.read_ns - was.read_ns <= kvd_now_ns() - start);
+    assert_int_equal(is.put_ns, was.put_ns);
     assert_true(kvd_now_ns() - start < 5000000000);
     assert_non_null(strstr(err.msg, "00000001.kvd at 0: no answer within the time limit"));
     assert_int_equal(stats_of(d).n_timeout, 1);
@@ -99,8 +106,12 @@ static void no_answer_is_an_error(void **state)
     const dm_unit u = { KV_DISK_BLOCK, 17, 0, 0, NULL, false };
 
     sim.lost = 65536;
+    was      = stats_of(d);
     assert_int_equal(dm_put(d, token_, &u, &rng_, &err), KVD_OK);
     assert_int_equal(kv_disk_flush(d, &err), KVD_E_IO);
+    is = stats_of(d);
+    assert_true(is.put_ns - was.put_ns >= p.timeout_ns);
+    assert_int_equal(is.read_ns, was.read_ns);
     assert_int_equal(stats_of(d).pause, KV_DISK_PAUSE_ERROR);
     assert_int_equal(stats_of(d).n_put_failed, 1);
     kv_disk_check(d);

@@ -6,6 +6,8 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include "server/srv_job.h"
 
@@ -89,11 +91,56 @@ static void ends(void **state)
     srv_job_unref(j);
 }
 
+static void *count_and_end(void *arg)
+{
+    srv_job *j = arg;
+
+    for (uint32_t i = 1; i <= 1000; i++) {
+        j->usage.n_generated = i;
+        if (i % 100 == 0)
+            add(j, SRV_EVENT_TEXT, 0);
+    }
+    add(j, SRV_EVENT_END, 0);
+    return NULL;
+}
+
+/* Behind END usage may be read without the lock: whoever sees it finished sees all of it.  A
+ * thread sanitizer finds it if that orders nothing. */
+static void finishes(void **state)
+{
+    srv_job  *j = srv_job_new();
+    pthread_t thread;
+
+    (void)state;
+    assert_false(srv_job_finished(j));
+    assert_int_equal(pthread_create(&thread, NULL, count_and_end, j), 0);
+    while (!srv_job_finished(j))
+        sched_yield();
+    assert_int_equal(j->usage.n_generated, 1000);
+    pthread_join(thread, NULL);
+    for (srv_event *e; (e = srv_job_take(j));)
+        srv_event_free(e);
+    assert_true(srv_job_finished(j));
+    srv_job_unref(j);
+
+    j = srv_job_new(); /* an error is an end, but nothing has finished */
+    add(j, SRV_EVENT_ERROR, 0);
+    assert_true(srv_job_ended(j) && !srv_job_finished(j));
+    take(j, 0);
+    srv_job_unref(j);
+    j = srv_job_new(); /* nor has what was lost */
+    srv_job_lose(j);
+    add(j, SRV_EVENT_END, 0);
+    assert_true(srv_job_ended(j) && !srv_job_finished(j));
+    srv_job_unref(j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(full_and_no_more),
         cmocka_unit_test(ends),
+        cmocka_unit_test(finishes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

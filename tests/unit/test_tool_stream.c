@@ -46,8 +46,11 @@ static void take(tool_stream *s, kvd_buf *out, kvd_tool_event_kind *last)
     }
 }
 
-/* The events of a text cut into pieces of 1 to most bytes; most 0: not cut. */
-static char *events(kvd_tool_format f, const char *text, size_t len, kvd_rng *r, uint32_t most)
+typedef enum end { FLUSH, CUT, CUT_MORE } end;
+
+/* The events of a text cut into pieces of 1 to most bytes, most 0: not cut; then its end. */
+static char *events_to(end how, kvd_tool_format f, const char *text, size_t len, kvd_rng *r,
+                       uint32_t most)
 {
     kvd_buf             out  = { 0 };
     kvd_tool_event_kind last = KVD_TOOL_EVENT_END;
@@ -65,10 +68,18 @@ static char *events(kvd_tool_format f, const char *text, size_t len, kvd_rng *r,
             take(s, &out, &last);
         at += k;
     }
-    assert_int_equal(tool_stream_flush(s, &err), KVD_OK);
+    if (how == FLUSH)
+        assert_int_equal(tool_stream_flush(s, &err), KVD_OK);
+    else
+        assert_int_equal(tool_stream_cut(s, how == CUT_MORE, &err), KVD_OK);
     take(s, &out, &last);
     tool_stream_close(s);
     return kvd_buf_take(&out);
+}
+
+static char *events(kvd_tool_format f, const char *text, size_t len, kvd_rng *r, uint32_t most)
+{
+    return events_to(FLUSH, f, text, len, r, most);
 }
 
 static void check(kvd_tool_format f, const char *text, const char *want)
@@ -225,6 +236,69 @@ static void any_cut(void **state)
     assert_in_range(n_call, 1000, 3500);
 }
 
+static void check_end(end how, kvd_tool_format f, const char *text, const char *want)
+{
+    kvd_rng r;
+
+    kvd_rng_seed(&r, seed_);
+    for (uint32_t k = 0; k < 12; k++) {
+        char *got = events_to(how, f, text, strlen(text), &r, k);
+
+        if (strcmp(got, want) != 0)
+            fail_msg("pieces of %u:\n%s\ngave %s\nnot  %s", k, text, got, want);
+        kvd_free(got);
+    }
+}
+
+/* A text that is cut ends in no part of a call; what is text for sure stays. */
+static void cut_off(void **state)
+{
+    static const char *const whole[] = {
+        [KVD_TOOLS_HERMES] =
+            "I look.\n" OPEN "\n{\"name\": \"fg\", \"arguments\": {\"a\": 1}}\n" CLOSE "\n" OPEN
+            "{\"name\":\"g\",\"arguments\":{}}" CLOSE "\n",
+        [KVD_TOOLS_LLAMA3] = "{\"name\": \"fg\", \"parameters\": {\"a\": 1}} ; "
+                             "{\"name\": \"g\", \"parameters\": {}} "
+    };
+    const end how[] = { CUT, CUT_MORE };
+
+    (void)state;
+    for (uint32_t i = 0; i < KVD_COUNTOF(how); i++) {
+        const kvd_tool_format h = KVD_TOOLS_HERMES, l = KVD_TOOLS_LLAMA3;
+        const bool            more = how[i] == CUT_MORE;
+
+        check_end(how[i], h, "", "");
+        check_end(how[i], h, "a text \n", "T(a text \n)");
+        check_end(how[i], h, "a " OPEN, "T(a)");
+        check_end(how[i], h, "a " OPEN "{\"name\": \"f", "T(a)");
+        check_end(how[i], h, OPEN "{\"name\": \"f\", \"arg", "");
+        check_end(how[i], h, OPEN "{\"name\": \"f\", \"arguments\": {\"a", "B0(f)D({\"a)X0");
+        check_end(how[i], h, OPEN "{\"name\":\"f\",\"arguments\":{}}</tool", "B0(f)D({})E0");
+        check_end(how[i], h, OPEN "{\"name\":\"f\",\"arguments\":{}}" CLOSE "\n<tool_",
+                  "B0(f)D({})E0");
+        check_end(how[i], h, "a < b <tool_", more ? "T(a < b )" : "T(a < b <tool_)");
+        check_end(how[i], l, " {\"name", "");
+        check_end(how[i], l, "no {", "T(no {)");
+        check_end(how[i], l, "{\"name\":\"f\",\"parameters\":{}} ; ", "B0(f)D({})E0");
+        check_end(how[i], l, "so <|py", more ? "T(so )" : "T(so <|py)");
+        for (kvd_tool_format f = h; f <= l; f++) {
+            for (size_t n = 0; n <= strlen(whole[f]); n++) {
+                kvd_rng     r;
+                char       *got;
+                const char *t;
+
+                kvd_rng_seed(&r, seed_ + n);
+                got = events_to(CUT_MORE, f, whole[f], n, &r, 5);
+                t   = strstr(got, "T(");
+                assert_true(!t || (strncmp(t + 2, whole[f], strcspn(t + 2, "<{)")) == 0 &&
+                                   strcspn(t + 2, "<{)") == strcspn(t + 2, ")")));
+                assert_null(t ? strstr(t + 2, "T(") : NULL);
+                kvd_free(got);
+            }
+        }
+    }
+}
+
 /* What is held back is bounded: of a text without calls only a mark's beginning and white space. */
 static void held_back(void **state)
 {
@@ -280,8 +354,9 @@ static void no_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hermes),  cmocka_unit_test(not_calls), cmocka_unit_test(llama),
-        cmocka_unit_test(any_cut), cmocka_unit_test(held_back), cmocka_unit_test(no_memory),
+        cmocka_unit_test(hermes),    cmocka_unit_test(not_calls), cmocka_unit_test(llama),
+        cmocka_unit_test(any_cut),   cmocka_unit_test(held_back), cmocka_unit_test(cut_off),
+        cmocka_unit_test(no_memory),
     };
 
     if (argc == 3 && strcmp(argv[1], "--seed") == 0)

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What slots hold is given up for what it costs: not what one in the queue is about to use."""
+import json
+import os
+import threading
+
+from kvserver import Directory, Server, main
+
+COMPLETION = "/v1/completions"
+FAULT = os.environ["KVDRIVE_FAULT"]
+BIAS = {"261": -100}
+MINE, OTHERS, NEW = [67] * 600, [80] * 1000, [71] * 300
+
+
+def cached(answer):
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def by_tier(c):
+    """Of a whole answer; the connection ends with it."""
+    data = b""
+    while more := c.recv(65536):
+        data += more
+    c.close()
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), data
+    return json.loads(body)["usage"]["prompt_tokens_details"]["cached_by_tier"]
+
+
+def queue_of_two(last):
+    """Two slots become idle together, the smaller with MINE; NEW waits, and behind it `last`."""
+    with Server("--parallel", "2", program=FAULT) as s:
+        both = s.raw_post(COMPLETION, {"prompt": [MINE, OTHERS], "max_tokens": 2900, "stream": True,
+                                       "logit_bias": BIAS})
+        s.wait_for(lambda: all(w["generated_tokens"] > 2 for w in s.slots()["slots"]), 30)
+        got = {}
+
+        def ask(name, prompt):
+            got[name] = cached(s.post(COMPLETION, {"prompt": prompt, "max_tokens": 3,
+                                                   "logit_bias": BIAS}))
+
+        threads = []
+        for i, (name, prompt) in enumerate((("new", NEW), ("last", last))):
+            threads.append(threading.Thread(target=ask, args=(name, prompt)))
+            threads[-1].start()
+            s.wait_for(lambda n=i: s.slots()["waiting"] == n + 1)
+        both.close()
+        for t in threads:
+            t.join()
+        return got
+
+
+def test_the_queue_keeps_its_prefix():
+    """By size and age the first in the queue would take the slot that the second has a use for."""
+    got = queue_of_two(MINE + [90] * 5)
+    assert got == {"new": 0, "last": len(MINE)}, got
+
+
+def test_the_other_way_round():
+    """Where that is the other one, it takes what it would."""
+    got = queue_of_two(OTHERS[:400] + [90] * 5)
+    assert got == {"new": 0, "last": 400}, got
+
+
+def test_goes_first_rather_than_lose_it():
+    """One sequence is free, and what it holds is of use to some behind the first: they go before
+    it, but not for ever.  What the prefix cache has is not lost, so nobody does then."""
+    n_last = 12
+    for more, passed in (((), 8), (("--cache-dir",), 0)):
+        with Directory() as d, \
+                Server("--parallel", "1", *more, *[d for _ in more], program=FAULT) as s:
+            held = s.raw_post(COMPLETION, {"prompt": MINE, "max_tokens": 2900, "stream": True,
+                                           "logit_bias": BIAS})
+            s.wait_for(lambda: s.slots()["slots"][0]["generated_tokens"] > 2, 30)
+            asks = []
+            for i, prompt in enumerate([NEW] + [MINE + [90 + k] * 5 for k in range(n_last)]):
+                asks.append(s.raw_post(COMPLETION, {"prompt": prompt, "max_tokens": 2,
+                                                    "logit_bias": BIAS}, "Connection: close\r\n"))
+                s.wait_for(lambda n=i: s.slots()["waiting"] == n + 1)
+            held.close()
+            found = [by_tier(c)["device"] for c in asks]
+            # whoever came behind NEW has found nothing there, the others have
+            assert found == [0] + [600] * passed + [0] + [600] * (n_last - passed - 1), found
+
+
+if __name__ == "__main__":
+    main(globals())
