@@ -449,6 +449,14 @@ typedef struct kvd_prompt {
  * kvd_prefill() of the rest, and by kvd_seq_truncate(). */
 KVD_API KVD_MUST_USE kvd_status kvd_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p,
                                                  kvd_err *err);
+/* Keeps what the prefix cache knows of a prompt (token, n_token, salt) from being given up for what
+ * is stored meanwhile, and by kvd_session_clear_cache(); for one that waits until it can begin.
+ * NULL: nothing is known.  To be closed before its session.  Both are calls of the session's
+ * thread. */
+typedef struct kvd_hold         kvd_hold;
+KVD_API KVD_MUST_USE kvd_status kvd_hold_open(kvd_hold **out, kvd_session *s, const kvd_prompt *p,
+                                              kvd_err *err);
+KVD_API void                    kvd_hold_close(kvd_hold *h);
 /* How tokens are attended to from now on.  All sequences start over with an empty window, in the
  * mode that their length asks for.  A window larger than the session was opened for is KVD_E_INVAL;
  * so is an index that takes more room. */

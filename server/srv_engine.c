@@ -92,6 +92,7 @@ static void clear(srv_engine *e)
     kvd_err err  = { 0 };
 
     srv_sched_drop_idle(e);
+    srv_sched_drop_holds(e);
     if (kvd_session_clear_cache(e->p.session, &json, &err) != KVD_OK)
         kvd_log(KVD_LOG_WARN, "clearing the cache: %s", err.msg);
     pthread_mutex_lock(&e->lock);

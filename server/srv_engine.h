@@ -69,11 +69,13 @@ typedef struct srv_gen {
     uint32_t         n_held, cap_held;
     srv_token       *echo; /* [n_prompt] logprobs of the prompt */
 
-    uint64_t start_ns, told_ns, first_ns, last_ns; /* first, last: tokens of the answer */
-    uint64_t beside_ns; /* WAIT: not beside others before; 0: not known */
-    uint32_t n_kept;    /* of the prompt, when it began */
-    bool     loading;   /* PROMPT: what is known of it is being read */
-    bool     counted;   /* what was cached of it */
+    uint64_t  start_ns, told_ns, first_ns, last_ns; /* first, last: tokens of the answer */
+    kvd_hold *hold;                                 /* WAIT: on what the prefix cache knows of it */
+    bool      asked;                                /* WAIT: for that */
+    uint64_t  beside_ns; /* WAIT: not beside others before; 0: not known */
+    uint32_t  n_kept;    /* of the prompt, when it began */
+    bool      loading;   /* PROMPT: what is known of it is being read */
+    bool      counted;   /* what was cached of it */
 } srv_gen;
 
 srv_gen *srv_gen_new(srv_job *j, uint32_t choice);
@@ -286,6 +288,7 @@ bool srv_sched_load(srv_engine *e);
 void srv_sched_enqueue(srv_engine *e, srv_gen *g, bool first);
 void srv_sched_drop_canceled(srv_engine *e);
 void srv_sched_drop_idle(srv_engine *e);
+void srv_sched_drop_holds(srv_engine *e); /* of those that wait, on the prefix cache */
 /* A job waits no more: it has run, or never will. */
 void srv_sched_stop_waiting(srv_engine *e, srv_job *j);
 

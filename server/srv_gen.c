@@ -28,6 +28,7 @@ void srv_gen_free(srv_gen *g)
 {
     if (!g)
         return;
+    kvd_hold_close(g->hold);
     kvd_sampler_close(g->sampler);
     kvd_detok_close(g->detok);
     kvd_tool_close(g->tools);

@@ -433,6 +433,9 @@ static void start(srv_engine *e, srv_gen *g, srv_slot *s)
         srv_step_fail_err(e, g->job, &err);
         return;
     }
+    kvd_hold_close(g->hold);
+    g->hold  = NULL;
+    g->asked = false;
     if (new)
         srv_tell(e, g->job, srv_event_new(SRV_EVENT_START, g->choice, NULL, 0, 0));
     if (new && g->job->req.echo && !g->echo)
@@ -511,8 +514,40 @@ static bool admit_one(srv_engine *e)
     return true;
 }
 
+void srv_sched_drop_holds(srv_engine *e)
+{
+    for (srv_gen *g = e->queue; g; g = g->next) {
+        kvd_hold_close(g->hold);
+        g->hold  = NULL;
+        g->asked = false;
+    }
+}
+
+/* What the prefix cache knows of prompts that wait stays until they run: others that store much
+ * would have it given up.  One that ran before has what it needs in there, too. */
+static void hold_waiting(srv_engine *e)
+{
+    for (srv_gen *g = e->queue; e->p.cached && g; g = g->next) {
+        const srv_request *r   = &g->job->req;
+        const srv_input   *in  = &r->input[g->input];
+        kvd_prompt         p   = KVD_PROMPT_INIT;
+        kvd_err            err = { 0 };
+
+        if (g->asked || r->echo || g->turn > 0)
+            continue;
+        g->asked     = true;
+        p.token      = g->token ? g->token : in->token;
+        p.n_token    = g->token ? g->n_token : in->n;
+        p.salt       = r->salt;
+        p.salt_bytes = r->n_salt;
+        if (kvd_hold_open(&g->hold, e->p.session, &p, &err) != KVD_OK)
+            kvd_log(KVD_LOG_WARN, "%s: %s", g->job->id, err.msg);
+    }
+}
+
 void srv_sched_admit(srv_engine *e)
 {
     while (admit_one(e))
         srv_sched_drop_canceled(e); /* if it could not even begin */
+    hold_waiting(e);
 }

@@ -384,6 +384,22 @@ kvd_status kvd_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p, k
     return engine_model_note(s->model, engine_prompt_begin(s, seq, &q, err), err);
 }
 
+kvd_status kvd_hold_open(kvd_hold **out, kvd_session *s, const kvd_prompt *p, kvd_err *err)
+{
+    kvd_prompt q;
+    kvd_err    own = { 0 };
+
+    err  = err ? err : &own;
+    *out = NULL;
+    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_prompt", err));
+    return engine_hold_open(out, s, &q, err);
+}
+
+void kvd_hold_close(kvd_hold *h)
+{
+    engine_hold_close(h);
+}
+
 uint32_t kvd_seq_len(const kvd_session *s, uint32_t seq)
 {
     return seq < s->params.n_seq ? s->seq[seq].n_token : 0;

@@ -204,6 +204,8 @@ kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_sessio
 void       engine_session_close(kvd_session *s);
 kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err);
 kvd_status engine_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p, kvd_err *err);
+kvd_status engine_hold_open(kvd_hold **out, kvd_session *s, const kvd_prompt *p, kvd_err *err);
+void       engine_hold_close(kvd_hold *h); /* NULL is allowed */
 kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                           kvd_progress_fn fn, void *ctx, kvd_err *err);
 /* engine_fit.c: kv_plan() of a store that fits the device beside all else, if it is one with memory

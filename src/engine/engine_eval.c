@@ -239,13 +239,20 @@ static kvd_status run_work(kvd_session *s, const work *w, kvd_err *err)
     return KVD_OK;
 }
 
+/* Whether a sequence that comes to hold so many tokens has the factors for long ones. */
+static bool rope_long(const kvd_session *s, uint32_t final_len)
+{
+    const model_hparams *hp = model_get_hparams(s->model->net);
+
+    return hp->rope_kind == MODEL_ROPE_LONG && final_len > hp->rope_orig_ctx;
+}
+
 /* Brings a sequence's KV up to its tokens, rotated with the factors that a length of final_len
  * asks for.  Costs nothing but in the two cases of invariant (1). */
 static kvd_status make_current(kvd_session *s, uint32_t seq, uint32_t final_len, kvd_err *err)
 {
-    const model_hparams *hp   = model_get_hparams(s->model->net);
-    engine_seq          *q    = &s->seq[seq];
-    const bool           want = hp->rope_kind == MODEL_ROPE_LONG && final_len > hp->rope_orig_ctx;
+    engine_seq *q    = &s->seq[seq];
+    const bool  want = rope_long(s, final_len);
 
     if (want != q->rope_long) {
         if (q->n_token)
@@ -585,6 +592,18 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
     return st;
 }
 
+static kvd_status check_prompt(const kvd_session *s, const kvd_prompt *p, kvd_err *err)
+{
+    if (p->salt_bytes > KVD_SALT_BYTES_MAX || (p->salt_bytes && !p->salt))
+        return kvd_fail(err, KVD_E_INVAL, 0, "a salt of %zu bytes: at most %u", p->salt_bytes,
+                        KVD_SALT_BYTES_MAX);
+    if (p->n_token > s->params.n_ctx)
+        return kvd_fail(err, KVD_E_FULL, 0,
+                        "the prompt has %u tokens, the sequence's context is %u tokens (-c)",
+                        p->n_token, s->params.n_ctx);
+    return KVD_OK;
+}
+
 kvd_status engine_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p, kvd_err *err)
 {
     engine_seq *q;
@@ -596,13 +615,7 @@ kvd_status engine_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p
                         p->n_token, seq, s->params.n_seq,
                         seq < s->params.n_seq ? s->seq[seq].n_token : 0);
     q = &s->seq[seq];
-    if (p->salt_bytes > KVD_SALT_BYTES_MAX || (p->salt_bytes && !p->salt))
-        return kvd_fail(err, KVD_E_INVAL, 0, "a salt of %zu bytes: at most %u", p->salt_bytes,
-                        KVD_SALT_BYTES_MAX);
-    if (p->n_token > s->params.n_ctx)
-        return kvd_fail(err, KVD_E_FULL, 0,
-                        "the prompt has %u tokens, the sequence's context is %u tokens (-c)",
-                        p->n_token, s->params.n_ctx);
+    KVD_TRY(check_prompt(s, p, err));
     stop_other(s, seq, p->token, p->n_token);
     if (q->n_token == 0 && !kv_restoring(s->kv, seq))
         kv_seq_salt(s->kv, seq, p->salt, (uint32_t)p->salt_bytes);
@@ -611,6 +624,45 @@ kvd_status engine_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p
     if (st == KVD_OK || st == KVD_E_BUSY)
         q->prompt_end = p->n_token;
     return st;
+}
+
+struct kvd_hold {
+    kv_hold *kv;
+};
+
+kvd_status engine_hold_open(kvd_hold **out, kvd_session *s, const kvd_prompt *p, kvd_err *err)
+{
+    kv_prefix  known;
+    kv_hold   *kv;
+    kvd_status st;
+
+    *out = NULL;
+    if (!p->token || p->n_token == 0)
+        return kvd_fail(err, KVD_E_INVAL, 0, "a prompt of no tokens to hold");
+    KVD_TRY(check_prompt(s, p, err));
+    known = (kv_prefix){ .token   = p->token,
+                         .n_token = p->n_token - 1,
+                         .salt    = p->salt,
+                         .n_salt  = (uint32_t)p->salt_bytes,
+                         .variant = rope_long(s, p->n_token) };
+    st    = kv_hold_open(&kv, s->kv, &known, err);
+    if (st != KVD_OK || !kv)
+        return st;
+    *out = kvd_malloc(sizeof(**out));
+    if (!*out) {
+        kv_hold_close(kv);
+        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for a hold on a prompt");
+    }
+    (*out)->kv = kv;
+    return KVD_OK;
+}
+
+void engine_hold_close(kvd_hold *h)
+{
+    if (!h)
+        return;
+    kv_hold_close(h->kv);
+    kvd_free(h);
 }
 
 kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err)

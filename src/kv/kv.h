@@ -248,9 +248,20 @@ typedef struct kv_restore_ask {
  * ids have said true, or kv_restore_stop() has given up, while others may be stepped.  One sequence
  * at a time is restored in parts: those that come meanwhile get false, too. */
 bool kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, const kv_restore_ask *ask);
-bool kv_restoring(const kv_store *s, uint32_t seq);              /* in parts */
-void kv_restore_stop(kv_store *s, kvd_stream *st, uint32_t seq); /* empty again; or nothing */
-void kv_evaluated(kv_store *s, uint32_t n_token, uint64_t ns);   /* of prompts */
+typedef struct kv_prefix { /* of a prompt, wherever its ids are */
+    const int32_t *token;
+    uint32_t       n_token;
+    const void    *salt;
+    uint32_t       n_salt;
+    uint8_t        variant; /* as kv_seq_source() */
+} kv_prefix;
+/* References to what is known of it, so that it stays.  NULL: nothing is known. */
+typedef struct kv_hold kv_hold;
+kvd_status             kv_hold_open(kv_hold **out, kv_store *s, const kv_prefix *p, kvd_err *err);
+void                   kv_hold_close(kv_hold *h);
+bool                   kv_restoring(const kv_store *s, uint32_t seq); /* in parts */
+void kv_restore_stop(kv_store *s, kvd_stream *st, uint32_t seq);      /* empty again; or nothing */
+void kv_evaluated(kv_store *s, uint32_t n_token, uint64_t ns);        /* of prompts */
 /* Stores what is not sealed, as it is now. */
 void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq);
 /* From which token on a failed read has left the sequence's records missing; UINT32_MAX: none are.

@@ -521,24 +521,62 @@ void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq)
 /* What is accepted, the best first; kv_cache_accepted[] says what it is made of. */
 const uint8_t kv_cache_accepted[KV_CACHE_ACCEPTED] = { 0, MADE_DENSE, MADE_SPARSE };
 
-kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_match *out,
-                         kvd_err *err)
+static kvd_status find(const kv_cache *c, const kv_prefix *p, kv_disk_match *out, kvd_err *err)
 {
-    const kv_cache     *c = s->cache;
-    const kv_cache_seq *q = &c->seq[seq];
     kv_cache_prov       prov[KV_CACHE_ACCEPTED];
     kv_disk_bytes       accept[KV_CACHE_ACCEPTED];
-    const kv_disk_query query = { .token        = q->token,
-                                  .n_token      = n_token,
-                                  .salt         = { q->salt, q->n_salt },
+    const kv_disk_query query = { .token        = p->token,
+                                  .n_token      = p->n_token,
+                                  .salt         = { p->salt, p->n_salt },
                                   .provenance   = accept,
                                   .n_provenance = KV_CACHE_ACCEPTED };
 
     for (uint32_t i = 0; i < KV_CACHE_ACCEPTED; i++) {
-        prov[i]   = kv_cache_prov_of(c, kv_cache_accepted[i], q->variant);
+        prov[i]   = kv_cache_prov_of(c, kv_cache_accepted[i], p->variant);
         accept[i] = (kv_disk_bytes){ prov[i].byte, prov[i].bytes };
     }
     return kv_disk_find(c->disk, &query, out, err);
+}
+
+kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_match *out,
+                         kvd_err *err)
+{
+    const kv_cache_seq *q = &s->cache->seq[seq];
+    const kv_prefix     p = { q->token, n_token, q->salt, q->n_salt, q->variant };
+
+    return find(s->cache, &p, out, err);
+}
+
+struct kv_hold {
+    kv_disk      *disk;
+    kv_disk_match match;
+};
+
+kvd_status kv_hold_open(kv_hold **out, kv_store *s, const kv_prefix *p, kvd_err *err)
+{
+    kv_disk_match m = { 0 };
+
+    *out = NULL;
+    if (!s->cache || p->n_token == 0)
+        return KVD_OK;
+    KVD_TRY(find(s->cache, p, &m, err));
+    if (m.n_span == 0)
+        return KVD_OK;
+    *out = kvd_malloc(sizeof(**out));
+    if (!*out) {
+        kv_disk_match_close(s->cache->disk, &m);
+        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for a hold on a prompt");
+    }
+    **out = (kv_hold){ s->cache->disk, m };
+    return KVD_OK;
+}
+
+void kv_hold_close(kv_hold *h)
+{
+    if (!h)
+        return;
+    kv_disk_match_close(h->disk, &h->match);
+    kvd_free(h);
 }
 
 void kv_poll(kv_store *s)

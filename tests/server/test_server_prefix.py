@@ -3,6 +3,7 @@
 """What slots hold is given up for what it costs: not what one in the queue is about to use."""
 import json
 import os
+import re
 import threading
 
 from kvserver import Directory, Server, main
@@ -26,6 +27,11 @@ def by_tier(c):
     head, _, body = data.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200"), data
     return json.loads(body)["usage"]["prompt_tokens_details"]["cached_by_tier"]
+
+
+def disk_bytes(s):
+    text = s.call("GET", "/metrics")[2].decode()
+    return int(re.search(r'kv_used_bytes\{tier="disk"\} (\d+)', text).group(1))
 
 
 def queue_of_two(last):
@@ -82,6 +88,41 @@ def test_goes_first_rather_than_lose_it():
             found = [by_tier(c)["device"] for c in asks]
             # whoever came behind NEW has found nothing there, the others have
             assert found == [0] + [600] * passed + [0] + [600] * (n_last - passed - 1), found
+
+
+def test_disk_keeps_what_the_queue_needs():
+    """The files have room for some prompts.  One of the oldest is asked for again, behind many new
+    ones: it is still there when its turn comes."""
+    def ask(i, n):
+        return {"prompt": [70 + i] * n, "max_tokens": 2, "logit_bias": BIAS}
+
+    with Directory() as d:
+        with Server("--cache-dir", d) as s:
+            s.post(COMPLETION, ask(0, 600))
+            s.call("DELETE", "/cache")
+            s.post(COMPLETION, ask(0, 600))
+            s.wait_for(lambda: disk_bytes(s) > 0)
+            one = disk_bytes(s)
+        with Server("--cache-dir", d, "--kv-disk", str(3 * one + one // 2), "--parallel", "1",
+                    program=FAULT) as s:
+            held = s.raw_post(COMPLETION, {"prompt": [66], "max_tokens": 2000, "stream": True,
+                                           "logit_bias": BIAS})
+            s.wait_for(lambda: s.slots()["running"] == 1)
+            asks = []
+            for i in [*range(1, 9), 0, 1]:
+                asks.append(s.raw_post(COMPLETION, ask(i, 600), "Connection: close\r\n"))
+                s.wait_for(lambda n=len(asks): s.slots()["waiting"] == n)
+            held.close()
+            found = [by_tier(c)["disk"] for c in asks]
+            assert found[8] == 599 and sum(found) == 599, found
+            held = s.raw_post(COMPLETION, {"prompt": [66], "max_tokens": 2000, "stream": True,
+                                           "logit_bias": BIAS})
+            s.wait_for(lambda: s.slots()["running"] == 1)
+            last = s.raw_post(COMPLETION, ask(0, 600), "Connection: close\r\n")
+            s.wait_for(lambda: s.slots()["waiting"] == 1)
+            assert s.call("DELETE", "/cache")[0] == 200  # that is for all
+            held.close()
+            assert by_tier(last)["disk"] == 0
 
 
 if __name__ == "__main__":

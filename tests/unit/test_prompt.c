@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_prompt.c - kvd_prompt_begin(): prompts that come in pieces beside other sequences give the
  * bits of kvd_prefill(), wherever their K and V lie; the prefix cache gives them what it knows, by
- * salt; a cache that was emptied knows nothing. */
+ * salt; a cache that was emptied knows nothing; what is held stays. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -229,6 +229,92 @@ static void cache_by_salt(void **state)
     dm_dir_remove(dir);
 }
 
+static void clear(kvd_session *s)
+{
+    kvd_err err = { 0 };
+    char   *json;
+
+    if (kvd_session_clear_cache(s, &json, &err) != KVD_OK)
+        fail_msg("%s", err.msg);
+    kvd_free(json);
+}
+
+/* A cache with room for some prompts: what is held is there after many others, what is not is not.
+ * A hold on what is not known is none; what is held stays when the cache is emptied. */
+static void hold_keeps(void **state)
+{
+    char         dir[256];
+    int32_t      token[N_PROMPT];
+    tiny_options o = { .n_seq = 2, .dir = dir };
+    kvd_prompt   p = KVD_PROMPT_INIT;
+    kvd_hold    *hold;
+    kvd_session *s;
+    kvd_stats    stats = { .struct_size = sizeof(stats) };
+
+    (void)state;
+    p.token   = token;
+    p.n_token = N_PROMPT;
+    for (int held = 0; held < 2; held++) {
+        dm_dir_make(dir);
+        o.cache_bytes = 0;
+        s             = open_with(&o);
+        fill(token, 1, N_PROMPT);
+        assert_int_equal(kvd_hold_open(&hold, s, &p, NULL), KVD_OK);
+        assert_null(hold);
+        assert_int_equal(known(s, token, N_PROMPT, NULL), 0);
+        kvd_session_get_stats(s, &stats);
+        kvd_session_close(s);
+
+        o.cache_bytes = 3 * stats.kv_disk_used_bytes + stats.kv_disk_used_bytes / 2;
+        s             = open_with(&o);
+        if (held) {
+            assert_int_equal(kvd_hold_open(&hold, s, &p, NULL), KVD_OK);
+            assert_non_null(hold);
+        }
+        for (uint32_t i = 2; i < 10; i++) {
+            fill(token, i, N_PROMPT);
+            assert_int_equal(known(s, token, N_PROMPT, NULL), 0);
+        }
+        assert_int_equal(known(s, token, N_PROMPT, NULL), N_PROMPT - 1); /* stored all the same */
+        fill(token, 1, N_PROMPT);
+        assert_int_equal(known(s, token, N_PROMPT, NULL), held ? N_PROMPT - 1 : 0);
+        assert_int_equal(kvd_seq_truncate(s, 1, 0, NULL), KVD_OK);
+        clear(s);
+        assert_int_equal(known(s, token, N_PROMPT, NULL), held ? N_PROMPT - 1 : 0);
+        kvd_hold_close(hold);
+        assert_int_equal(kvd_seq_truncate(s, 1, 0, NULL), KVD_OK);
+        clear(s);
+        assert_int_equal(known(s, token, N_PROMPT, NULL), 0);
+        kvd_session_close(s);
+        dm_dir_remove(dir);
+    }
+    kvd_hold_close(NULL);
+}
+
+static void hold_refuses(void **state)
+{
+    const tiny_options o        = { .n_seq = 1 };
+    int32_t            token[2] = { 1, 2 };
+    kvd_prompt         p        = KVD_PROMPT_INIT;
+    kvd_session       *s        = open_with(&o);
+    kvd_hold          *hold;
+    kvd_err            err = { 0 };
+
+    (void)state;
+    assert_int_equal(kvd_hold_open(&hold, s, &p, &err), KVD_E_INVAL);
+    p.token   = token;
+    p.n_token = TINY_CTX + 1;
+    assert_int_equal(kvd_hold_open(&hold, s, &p, &err), KVD_E_FULL);
+    p.n_token    = 2;
+    p.salt       = "x";
+    p.salt_bytes = KVD_SALT_BYTES_MAX + 1;
+    assert_int_equal(kvd_hold_open(&hold, s, &p, &err), KVD_E_INVAL);
+    p.salt_bytes = 1;
+    assert_int_equal(kvd_hold_open(&hold, s, &p, &err), KVD_OK); /* no cache */
+    assert_null(hold);
+    kvd_session_close(s);
+}
+
 /* As little as can be of sequence 1's prefix. */
 static kvd_status begin_some(kvd_session *s, const int32_t *token, uint32_t n, kvd_err *err)
 {
@@ -327,10 +413,11 @@ static void known_in_parts(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(same_bits_in_pieces),
-                                        cmocka_unit_test(ends_where_it_was_said),
-                                        cmocka_unit_test(cache_by_salt),
-                                        cmocka_unit_test(known_in_parts) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(same_bits_in_pieces), cmocka_unit_test(ends_where_it_was_said),
+        cmocka_unit_test(hold_keeps),          cmocka_unit_test(hold_refuses),
+        cmocka_unit_test(cache_by_salt),       cmocka_unit_test(known_in_parts)
+    };
     const uint64_t seed = argc > 2 && strcmp(argv[1], "--seed") == 0 ? strtoull(argv[2], NULL, 10)
                                                                      : kvd_now_ns() % 100000;
     int            failed;
