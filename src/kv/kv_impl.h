@@ -60,6 +60,7 @@ typedef struct kv_step {
     bool              recording;
     bool              has_late, has_urgent; /* something was given to these streams */
     uint32_t          n_row;                /* of it */
+    uint64_t          n_up;                 /* urgent misses of a layer, listed by kv_lookup.c */
     const uint32_t   *rows_seq;
     kvd_window_place *place; /* *[n_seq] */
     /* kept_span, select, chosen, window, change, k, fetch, into, sink: * */
@@ -472,6 +473,13 @@ kv_query   kv_query_rows(const kv_query *q, uint32_t first, uint32_t n);
 kvd_status kv_attend_near(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 /* The urgent misses in micro-batches, each as soon as they are there. */
 kvd_status kv_attend_urgent(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+/* start_urgent: those of micro-batch i, as soon as its windows have changed on `st`: beside it
+ * where the schedule is elastic, else on it.  start_late: the other misses of all rows, beside
+ * `st`, behind the urgent ones of micro-batch `last` where those are beside it as well. */
+kvd_status kv_start_urgent(kv_store *s, kvd_stream *st, const kv_query *part, uint32_t i,
+                           kvd_err *err);
+kvd_status kv_start_late(kv_store *s, kvd_stream *st, const kv_query *q, uint32_t last,
+                         kvd_err *err);
 
 /* kv_lookup.c.  change: windows by the CPU, once the stream is there.  layer: all of
  * kv_attend_sparse() where neither the disk tier, the estimation zone nor a tap takes part. */
@@ -479,6 +487,9 @@ kvd_status kv_lookup_open(kv_store *s, kvd_err *err);
 void       kv_lookup_close(kv_store *s);
 kvd_status kv_lookup_change(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_lookup_layer(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+/* Urgent ones behind those listed so far in the layer, or the others. */
+kvd_status kv_lookup_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
+                            kvd_err *err);
 
 /* kv_alone.c: the stages of kv.h, when kv_step.alone.  choose: select without what it starts beside
  * itself; misses: brings them up, urgent ones or the others. */
