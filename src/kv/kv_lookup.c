@@ -13,7 +13,6 @@
 
 kvd_status kv_lookup_open(kv_store *s, kvd_err *err)
 {
-    const kvd_backend_params p   = { .name = "cpu" };
     const kvd_backend_limits lim = { .n_token   = 1,
                                      .n_seq     = s->params.n_seq,
                                      .n_kv_head = s->params.n_kv_head,
@@ -23,18 +22,14 @@ kvd_status kv_lookup_open(kv_store *s, kvd_err *err)
         return KVD_OK;
     for (uint32_t i = 0; i < KV_PARTS_MAX; i++)
         KVD_TRY(s->be->ops->event_open(s->be, &s->found[i], err));
-    KVD_TRY(kvd_backend_open(&s->cpu, &p, err));
-    KVD_TRY(s->cpu->ops->reserve(s->cpu, &lim, err));
-    return s->cpu->ops->stream_open(s->cpu, &s->cpu_stream, err);
+    return kvd_backend_open_beside(&s->cpu, &s->cpu_stream, &lim, err);
 }
 
 void kv_lookup_close(kv_store *s)
 {
     for (uint32_t i = 0; i < KV_PARTS_MAX && s->found[i]; i++)
         s->be->ops->event_close(s->found[i]);
-    if (s->cpu)
-        s->cpu->ops->stream_close(s->cpu_stream);
-    kvd_backend_close(s->cpu);
+    kvd_backend_close_beside(s->cpu, s->cpu_stream);
 }
 
 /* ---- down, and the change ----------------------------------------------------------------- */
