@@ -82,7 +82,8 @@ const kvd_opt cli_options[] = {
       "micro-batches, so that misses of one come up while others select" },
     { "micro-batch", "", KVD_OPT_TEXT, "N|auto", "auto", NOLIM, EVAL,
       "rows of a micro-batch with --schedule elastic; auto: the first steps with a number of rows "
-      "try 1, 2, 4 ... and the quickest stays" },
+      "try 1, 2, 4 ... and the quickest stays; a step has at most 32, so more rows make them "
+      "larger" },
     { "lookup", "", KVD_OPT_CHOICE, "device|host", "device", NOLIM, EVAL,
       "who compares selections with windows: the GPU, or the CPU as arXiv 2605.18071 does "
       "(slower)" },

@@ -27,8 +27,6 @@
 #define KV_NO_BLOCK UINT64_MAX
 #define KV_NO_HOST  KVD_HOST_NONE
 
-#define KV_PARTS_MAX 32u /* micro-batches of a step at most */
-
 typedef struct kv_seq {
     uint32_t  len;      /* committed tokens */
     uint32_t  n_block;  /* entries of the lists in use */
@@ -157,12 +155,12 @@ struct kv_store {
     /* device_steps or host_lookup, not resident.  late: what a step does not wait for; urgent: what
      * it waits for, where micro-batches go on meanwhile. */
     kvd_stream *late, *urgent;
-    kvd_event  *change_known, *late_done, *step_done, *arrived[KV_PARTS_MAX];
+    kvd_event  *change_known, *late_done, *step_done, *arrived[KVD_MICRO_BATCHES_MAX];
     kv_schedule schedule;
 
     kvd_backend *cpu; /* host_lookup, memory not unified: who changes windows; else NULL */
     kvd_stream  *cpu_stream;
-    kvd_event   *found[KV_PARTS_MAX]; /* likewise */
+    kvd_event   *found[KVD_MICRO_BATCHES_MAX]; /* likewise */
 
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
     struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */

@@ -20,14 +20,14 @@ kvd_status kv_lookup_open(kv_store *s, kvd_err *err)
 
     if (!s->params.host_lookup || s->be->unified || s->slots_max == 0)
         return KVD_OK;
-    for (uint32_t i = 0; i < KV_PARTS_MAX; i++)
+    for (uint32_t i = 0; i < KVD_MICRO_BATCHES_MAX; i++)
         KVD_TRY(s->be->ops->event_open(s->be, &s->found[i], err));
     return kvd_backend_open_beside(&s->cpu, &s->cpu_stream, &lim, err);
 }
 
 void kv_lookup_close(kv_store *s)
 {
-    for (uint32_t i = 0; i < KV_PARTS_MAX && s->found[i]; i++)
+    for (uint32_t i = 0; i < KVD_MICRO_BATCHES_MAX && s->found[i]; i++)
         s->be->ops->event_close(s->found[i]);
     kvd_backend_close_beside(s->cpu, s->cpu_stream);
 }

@@ -26,7 +26,7 @@ kvd_status kv_sched_open(kv_store *s, kvd_err *err)
     KVD_TRY(ops->stream_open(s->be, &s->late, err));
     KVD_TRY(ops->stream_open(s->be, &s->urgent, err));
     KVD_TRY(ops->event_open(s->be, &s->change_known, err));
-    for (uint32_t i = 0; i < KV_PARTS_MAX; i++)
+    for (uint32_t i = 0; i < KVD_MICRO_BATCHES_MAX; i++)
         KVD_TRY(ops->event_open(s->be, &s->arrived[i], err));
     KVD_TRY(ops->event_open(s->be, &s->step_done, err));
     return ops->event_open(s->be, &s->late_done, err);
@@ -44,7 +44,7 @@ void kv_sched_close(kv_store *s)
         ops->event_close(s->late_done);
     if (s->step_done)
         ops->event_close(s->step_done);
-    for (uint32_t i = 0; i < KV_PARTS_MAX && s->arrived[i]; i++)
+    for (uint32_t i = 0; i < KVD_MICRO_BATCHES_MAX && s->arrived[i]; i++)
         ops->event_close(s->arrived[i]);
 }
 
@@ -55,12 +55,12 @@ void kv_set_schedule(kv_store *s, const kv_schedule *p)
 
 bool kv_micro_batch_fits(uint32_t n_row, uint32_t rows)
 {
-    return kvd_div_up(n_row, rows) <= KV_PARTS_MAX;
+    return kvd_div_up(n_row, rows) <= KVD_MICRO_BATCHES_MAX;
 }
 
 uint32_t kv_micro_batch(const kv_store *s, uint32_t n_row)
 {
-    const uint32_t least = (uint32_t)kvd_div_up(n_row, KV_PARTS_MAX);
+    const uint32_t least = (uint32_t)kvd_div_up(n_row, KVD_MICRO_BATCHES_MAX);
 
     if (!s->schedule.elastic || s->tier || s->schedule.micro_batch == 0 ||
         s->schedule.micro_batch > n_row)
