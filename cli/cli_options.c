@@ -277,7 +277,9 @@ const kvd_opt cli_options[] = {
 
     /* eval */
     { "length", "-L", KVD_OPT_INT, "N", "8192", 256, MILL, CMD_EVAL | CMD_PROFILE,
-      "tokens of a prompt and its answer (profile: its steps) together" },
+      "tokens of a prompt and its answer (profile: its steps) together; profile without it: at "
+      "most "
+      "so many, fewer where the shortest text or the model has fewer" },
     { "tasks", "", KVD_OPT_TEXT, "NAME,...", "all", NOLIM, CMD_EVAL,
       "RULER tasks: niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery, "
       "vt, cwe, fwe, qa_1" },
