@@ -521,8 +521,8 @@ void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq)
 /* What is accepted, the best first; kv_cache_accepted[] says what it is made of. */
 const uint8_t kv_cache_accepted[KV_CACHE_ACCEPTED] = { 0, MADE_DENSE, MADE_SPARSE };
 
-kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_match *out,
-                         kvd_err *err)
+kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, bool unsynced,
+                         kv_disk_match *out, kvd_err *err)
 {
     const kv_cache     *c = s->cache;
     const kv_cache_seq *q = &c->seq[seq];
@@ -532,7 +532,8 @@ kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_ma
                                   .n_token      = n_token,
                                   .salt         = { q->salt, q->n_salt },
                                   .provenance   = accept,
-                                  .n_provenance = KV_CACHE_ACCEPTED };
+                                  .n_provenance = KV_CACHE_ACCEPTED,
+                                  .unsynced     = unsynced };
 
     for (uint32_t i = 0; i < KV_CACHE_ACCEPTED; i++) {
         prov[i]   = kv_cache_prov_of(c, kv_cache_accepted[i], q->variant);

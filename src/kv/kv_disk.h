@@ -11,7 +11,8 @@
  *
  * Writing    begin -> put_lane of every lane, any order -> commit (or abort).  Bytes go out while
  *            lanes come in; the unit can be found after its bytes are on the disk and its row is
- *            in the catalogue.
+ *            in the catalogue.  This process may read it sooner (kv_disk_query.unsynced): syncs are
+ *            what takes long, and nobody but a flush waits for them.
  * Reading    find -> a match holding references to units -> batches of reads -> match_close.
  *            Every 4 KiB page is checked against its checksum before a byte of it is used.
  * Failures   A damaged unit is quarantined: counted, never found again, its reads fail with
@@ -138,6 +139,9 @@ kvd_status kv_disk_put_commit(kv_disk *d, kv_disk_put put, kvd_err *err);
 void       kv_disk_put_abort(kv_disk *d, kv_disk_put put);
 /* Lets what is under way go on, without waiting: for times in which nothing else is called. */
 void kv_disk_poll(kv_disk *d);
+/* Waits until the bytes of every commit are written, or it has failed; syncs and rows follow by
+ * themselves.  An error: at least one failed since the last flush. */
+kvd_status kv_disk_flush_writes(kv_disk *d, kvd_err *err);
 /* Waits until every commit has ended, one way or the other.  An error: at least one failed since
  * the last flush (the first is told), or time ran out. */
 kvd_status kv_disk_flush(kv_disk *d, kvd_err *err);
@@ -152,6 +156,8 @@ typedef struct kv_disk_query {
     kv_disk_bytes        salt;
     const kv_disk_bytes *provenance; /* [n_provenance] that are accepted, the best first */
     uint32_t             n_provenance;
+    bool unsynced; /* also blocks whose bytes are written, but not synced: should that fail, a
+                      reference keeps them as long as this process is there */
 } kv_disk_query;
 
 typedef struct kv_disk_span { /* consecutive blocks of one unit, or tokens of a tail */

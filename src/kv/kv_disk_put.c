@@ -7,8 +7,8 @@
  * FREE
  *
  * Invariants
- *  (1) a unit is in the catalogue only after its bytes are synced;
- *  (2) its range is given back only when no write into it is in flight;
+ *  (1) a unit is in the catalogue only after its bytes, and the name of a new file, are synced;
+ *  (2) its range is given back only when no write into it is in flight, and nobody reads it;
  *  (3) the checksum of a page is taken from the stage, i.e. from the bytes that are written. */
 #include <errno.h>
 #include <inttypes.h>
@@ -356,13 +356,13 @@ bool kv_disk_put_waits(const kv_disk *d, kv_disk_put put)
     return room < (need < most ? need : most);
 }
 
-/* To FREE when nothing is in flight; until then DROPPED. */
+/* To FREE when nothing is in flight and nobody reads it; until then DROPPED. */
 void kv_disk_put_drop(kv_disk *d, disk_put_unit *p)
 {
     const disk_row *r = &p->row;
 
     p->state = PUT_DROPPED;
-    if (p->n_flight > 0)
+    if (p->n_flight > 0 || kv_disk_unit_in_use(d, kv_disk_put_id((uint32_t)(p - d->put))))
         return;
     d->reserved_bytes -= r->bytes;
     d->reserved_salted -= kv_disk_key_is_zero(&r->salt_id) ? 0 : r->bytes;
@@ -457,6 +457,8 @@ static void put_publish(kv_disk *d, disk_put_unit *p)
         return;
     }
     kv_disk_at(d, "published");
+    kv_disk_file_set_named(d, p->row.file);
+    kv_disk_unit_renamed(d, kv_disk_put_id((uint32_t)(p - d->put)), p->row.id);
     s->n_put_done++;
     s->n_unit++;
     s->n_block += p->row.kind == KV_DISK_BLOCK;
@@ -489,6 +491,18 @@ void kv_disk_put_written(kv_disk *d, disk_put_unit *p, int error)
         p->error = error;
 }
 
+static void start_sync(kv_disk *d, uint32_t put)
+{
+    disk_put_unit *p = &d->put[put];
+
+    p->n_flight = 1;
+    kv_disk_sync_submit(d, put, p->fd);
+    if (!kv_disk_file_is_named(d, p->row.file)) {
+        p->n_flight++;
+        kv_disk_sync_dir_submit(d, put);
+    }
+}
+
 void kv_disk_put_advance(kv_disk *d)
 {
     for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++) {
@@ -505,19 +519,44 @@ void kv_disk_put_advance(kv_disk *d)
                 put_failed(d, p, ETIMEDOUT, "write");
         } else if (p->state == PUT_WRITING) {
             kv_disk_at(d, "written");
-            p->state    = PUT_SYNCING;
-            p->n_flight = 1;
-            kv_disk_sync_submit(d, i, p->fd);
+            p->state = PUT_SYNCING;
+            start_sync(d, i);
         } else {
             put_publish(d, p);
         }
     }
 }
 
-static bool commits_under_way(const kv_disk *d)
+/* Its bytes are on the disk, but it has no row: not yet, or never, as long as somebody reads it. */
+static bool readable(const kv_disk *d, uint32_t put)
+{
+    const disk_put_unit *p = &d->put[put];
+
+    return p->state == PUT_SYNCING
+               ? p->error == 0
+               : p->state == PUT_DROPPED && kv_disk_unit_in_use(d, kv_disk_put_id(put));
+}
+
+uint32_t kv_disk_put_names(const kv_disk *d, const kv_disk_key *key, int64_t *id, uint32_t *block,
+                           uint32_t max)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++) {
+        for (uint32_t b = 0; b < d->put[i].n_name && n < max && readable(d, i); b++) {
+            if (memcmp(&d->put[i].name[b], key, sizeof(*key)) != 0)
+                continue;
+            id[n]      = kv_disk_put_id(i);
+            block[n++] = b;
+        }
+    }
+    return n;
+}
+
+static bool commits_under_way(const kv_disk *d, put_state last)
 {
     for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++)
-        if (d->put[i].state == PUT_WRITING || d->put[i].state == PUT_SYNCING)
+        if (d->put[i].state >= PUT_WRITING && d->put[i].state <= last)
             return true;
     return false;
 }
@@ -527,16 +566,26 @@ void kv_disk_poll(kv_disk *d)
     kv_disk_pump(d, 0);
 }
 
-kvd_status kv_disk_flush(kv_disk *d, kvd_err *err)
+/* Until no commit is in these states.  Each has a deadline, so this ends. */
+static kvd_status flush(kv_disk *d, put_state last, kvd_err *err)
 {
     kvd_status st;
 
-    /* Each commit has a deadline, so this ends. */
-    for (kv_disk_pump(d, 0); commits_under_way(d);)
+    for (kv_disk_pump(d, 0); commits_under_way(d, last);)
         kv_disk_pump(d, 10000000);
     st            = d->put_status;
     d->put_status = KVD_OK;
     if (st != KVD_OK && err)
         *err = d->put_err;
     return st;
+}
+
+kvd_status kv_disk_flush(kv_disk *d, kvd_err *err)
+{
+    return flush(d, PUT_SYNCING, err);
+}
+
+kvd_status kv_disk_flush_writes(kv_disk *d, kvd_err *err)
+{
+    return flush(d, PUT_WRITING, err);
 }
