@@ -344,7 +344,7 @@ static void put_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, 
                           c->gather + i * bytes, &err);
     gather_aux(s, seq, lane, u);
     if (rc == KVD_OK)
-        rc = kv_disk_put_lane(c->disk, u->put, lane, c->gather, NULL, c->aux, &err);
+        rc = kv_disk_put_lane(c->disk, u->put, lane, c->gather, c->aux, &err);
     if (rc == KVD_OK)
         return;
     kv_cache_tell(c, &err);
@@ -488,7 +488,7 @@ static kvd_status put_tail(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t f
         KVD_TRY(kv_ferry_bring(s, st, &u, il, NULL, err));
     for (uint32_t l = 0; !c->ferry && l < s->params.n_layer * n_h; l++) {
         kv_cache_copy_tail(s, seq, l, first, n, c->gather, true);
-        KVD_TRY(kv_disk_put_lane(c->disk, c->tail, l, c->gather, NULL, NULL, err));
+        KVD_TRY(kv_disk_put_lane(c->disk, c->tail, l, c->gather, NULL, err));
     }
     return c->tail == KV_DISK_NONE ? KVD_OK : commit(s, c->tail, err);
 }

@@ -3,7 +3,8 @@
  *
  * A *unit* is written once and then only read or removed:
  *   block    block_tokens (256) tokens of every lane, records in token order;
- *   segment  16 blocks of every lane; each lane's records in an order of the caller's;
+ *   segment  16 blocks of every lane, likewise; the format has room for another order, which is
+ *            read, but none is written: it brought nothing (docs/claims.md);
  *   tail     the last tokens of a sequence that are no records yet, raw, of every lane.
  * Units are found by the tokens they stand for: the key of a block is a SHA-256 chain over its
  * parent's key, the model (fingerprint and geometry), the salt, the provenance and its token ids.
@@ -125,12 +126,11 @@ typedef uint32_t kv_disk_put; /* a unit being written: index and generation */
  * already.  KVD_E_BUSY: it is not stored, because of a limit, a pause or too many open puts; the
  * message says which, and serving goes on. */
 kvd_status kv_disk_put_begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *out, kvd_err *err);
-/* All of one lane, once: its records in token order, copied before return.  order (NULL: token
- * order; segments only): order[i] is the chunk that lies at place i, a permutation.  aux:
- * [blocks of the unit][aux_bytes].  Of a tail: n_token * tail_token_bytes raw bytes, no order, no
- * aux.  Waits for writes in flight when the stage is full.  After a failure only abort is left. */
+/* All of one lane, once: its records in token order, copied before return.  aux: [blocks of the
+ * unit][aux_bytes].  Of a tail: n_token * tail_token_bytes raw bytes, no aux.  Waits for writes in
+ * flight when the stage is full.  After a failure only abort is left. */
 kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
-                            const uint16_t *order, const void *aux, kvd_err *err);
+                            const void *aux, kvd_err *err);
 /* Whether put_lane would have to wait for writes in flight. */
 bool kv_disk_put_waits(const kv_disk *d, kv_disk_put put);
 /* KVD_E_INVAL (and aborted) when a lane is missing; else the store goes on by itself: write, sync,

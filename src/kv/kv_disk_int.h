@@ -276,7 +276,7 @@ struct kv_disk {
     uint8_t        salt_key[KV_DISK_KEY_BYTES];
     kv_disk_key    model; /* name of this model */
     int64_t        model_id;
-    uint16_t      *identity; /* the order of a segment in token order */
+    uint16_t      *identity; /* the order of a segment's lane: token order */
     disk_cat      *cat;
     bool           cat_broken;
     disk_space     space;

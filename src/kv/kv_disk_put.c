@@ -21,13 +21,10 @@
 #define TAIL_LOOK_MAX   64u
 #define COMMIT_TIMEOUTS 12u /* of the time limit: a sync may have gigabytes before it */
 
-/* What goes into one slot of the unit: records in some order, or two things one behind the other;
- * zeros behind them. */
+/* What goes into one slot of the unit: two things one behind the other, zeros behind them. */
 typedef struct put_source {
-    const uint8_t  *a, *b; /* b may be NULL */
-    uint64_t        a_bytes, b_bytes;
-    const uint16_t *order; /* of a's records, or NULL */
-    uint32_t        rec_bytes;
+    const uint8_t *a, *b; /* b may be NULL */
+    uint64_t       a_bytes, b_bytes;
 } put_source;
 
 static disk_put_unit *put_of(kv_disk *d, kv_disk_put h)
@@ -125,7 +122,7 @@ static kvd_status put_describe(kv_disk *d, const kv_disk_name *n, disk_row *r, k
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "block store: provenance of %" PRIu32 " bytes, at most %u",
                         n->provenance.bytes, KV_DISK_PROV_BYTES);
-    /* A segment has room for an order, whether its lanes come with one or not. */
+    /* A segment has room for an order. */
     if (!kv_disk_layout_of(&d->p.geometry, n->kind, n->n_token, n->kind == KV_DISK_SEGMENT,
                            &r->layout))
         return kvd_fail(err, KVD_E_INVAL, 0, "block store: no unit has %" PRIu32 " tokens",
@@ -256,14 +253,8 @@ static void copy_part(uint8_t *dst, const uint8_t *src, uint64_t src_bytes, uint
 static void fill(const put_source *s, uint64_t off, uint8_t *dst, uint32_t n)
 {
     memset(dst, 0, n);
-    if (!s->order) {
-        copy_part(dst, s->a, s->a_bytes, 0, off, n);
-        copy_part(dst, s->b, s->b_bytes, s->a_bytes, off, n);
-        return;
-    }
-    for (uint64_t i = off / s->rec_bytes; i * s->rec_bytes < kvd_min_u64(off + n, s->a_bytes); i++)
-        copy_part(dst, s->a + (uint64_t)s->order[i] * s->rec_bytes, s->rec_bytes, i * s->rec_bytes,
-                  off, n);
+    copy_part(dst, s->a, s->a_bytes, 0, off, n);
+    copy_part(dst, s->b, s->b_bytes, s->a_bytes, off, n);
 }
 
 static kvd_status wait_slot(kv_disk *d, disk_slot **out, kvd_err *err)
@@ -308,25 +299,18 @@ static kvd_status put_write(kv_disk *d, disk_put_unit *p, uint32_t lane, uint64_
 }
 
 kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
-                            const uint16_t *order, const void *aux, kvd_err *err)
+                            const void *aux, kvd_err *err)
 {
     disk_put_unit     *p = put_of(d, put);
     const disk_layout *l;
 
     if (!p || lane >= p->row.layout.n_lane || p->lane_put[lane])
         return kvd_fail(err, KVD_E_INVAL, 0, "block store: no such unit or lane to write");
-    l = &p->row.layout;
-    if (order && (p->row.kind != KV_DISK_SEGMENT || !kv_disk_is_permutation(order, l->n_rec)))
-        return kvd_fail(err, KVD_E_INVAL, 0, "block store: the order of lane %" PRIu32 " is none",
-                        lane);
-    const put_source rec   = { .a         = records,
-                               .a_bytes   = (uint64_t)l->n_rec * l->rec_bytes,
-                               .order     = order,
-                               .rec_bytes = l->rec_bytes };
+    l                      = &p->row.layout;
+    const put_source rec   = { .a = records, .a_bytes = (uint64_t)l->n_rec * l->rec_bytes };
     const put_source extra = { .a       = aux,
                                .a_bytes = (uint64_t)l->n_block * l->aux_bytes,
-                               .b = l->ordered ? (const uint8_t *)(order ? order : d->identity)
-                                               : NULL,
+                               .b       = l->ordered ? (const uint8_t *)d->identity : NULL,
                                .b_bytes = l->ordered ? (uint64_t)l->n_rec * 2 : 0 };
 
     if (p->error)
