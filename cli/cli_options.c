@@ -82,7 +82,8 @@ const kvd_opt cli_options[] = {
       "micro-batches, so that misses of one come up while others select" },
     { "micro-batch", "", KVD_OPT_TEXT, "N|auto", "auto", NOLIM, EVAL,
       "rows of a micro-batch with --schedule elastic; auto: the first steps with a number of rows "
-      "try 1, 2, 4 ... and the quickest stays" },
+      "try 1, 2, 4 ... and the quickest stays; a step has at most 32, so more rows make them "
+      "larger" },
     { "lookup", "", KVD_OPT_CHOICE, "device|host", "device", NOLIM, EVAL,
       "who compares selections with windows: the GPU, or the CPU as arXiv 2605.18071 does "
       "(slower)" },
@@ -276,7 +277,9 @@ const kvd_opt cli_options[] = {
 
     /* eval */
     { "length", "-L", KVD_OPT_INT, "N", "8192", 256, MILL, CMD_EVAL | CMD_PROFILE,
-      "tokens of a prompt and its answer (profile: its steps) together" },
+      "tokens of a prompt and its answer (profile: its steps) together; profile without it: at "
+      "most "
+      "so many, fewer where the shortest text or the model has fewer" },
     { "tasks", "", KVD_OPT_TEXT, "NAME,...", "all", NOLIM, CMD_EVAL,
       "RULER tasks: niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery, "
       "vt, cwe, fwe, qa_1" },

@@ -26,6 +26,8 @@ typedef struct job {
     kvd_attention_params attention;
     kvd_plan             plan;
     profile_result       r;
+    cli_tokens          *text; /* [n_text] tokens, of which `length` at most are kept */
+    uint32_t             n_text;
     uint32_t             n_step; /* of a text, the first one included */
     plan_file            file;
     plan_result          planned;
@@ -33,6 +35,13 @@ typedef struct job {
     double               uniform_cap;
     plan_shares          shares[ENGINE_PROFILE_SIZES]; /* of host tiers but the least and largest */
 } job;
+
+static const char *text_path(const job *j, uint32_t i)
+{
+    const char *file = kvd_opts_text(j->o, "file");
+
+    return !file ? j->o->rest[i] : i == 0 ? file : j->o->rest[i - 1];
+}
 
 /* ---- running ------------------------------------------------------------------------- */
 
@@ -50,16 +59,17 @@ static kvd_status decode(job *j, const int32_t *token, cli_progress *bar, kvd_er
     return KVD_OK;
 }
 
-static kvd_status profile_tokens(job *j, const cli_tokens *t, const char *path, kvd_err *err)
+static kvd_status profile_text(job *j, uint32_t i, kvd_err *err)
 {
-    const uint32_t length = j->r.length, n_prompt = length - j->n_step;
-    cli_progress   bar;
-    kvd_status     st;
+    const uint32_t    length = j->r.length, n_prompt = length - j->n_step;
+    const cli_tokens *t = &j->text[i];
+    cli_progress      bar;
+    kvd_status        st;
 
     if (t->n < length)
         return kvd_fail(err, KVD_E_INVAL, 0,
-                        "%s has %zu tokens, a prompt and its %u steps take %u (--length)", path,
-                        t->n, j->n_step, length);
+                        "%s has %zu tokens, a prompt and its %u steps take %u (--length)",
+                        text_path(j, i), t->n, j->n_step, length);
     KVD_TRY(kvd_seq_truncate(j->s, 0, 0, err));
     cli_progress_start(&bar, "prefill");
     st = kvd_prefill(j->s, 0, t->data, n_prompt, cli_progress_step, &bar, err);
@@ -76,33 +86,53 @@ static kvd_status profile_tokens(job *j, const cli_tokens *t, const char *path, 
     return st;
 }
 
-static kvd_status profile_text(job *j, const char *path, kvd_err *err)
+static kvd_status profile_texts(job *j, kvd_err *err)
 {
-    kvd_buf    text = { 0 };
-    cli_tokens t    = { 0 };
-    kvd_status st   = cli_read_file(path, TEXT_MAX_BYTES, &text, err);
+    for (uint32_t i = 0; i < j->n_text; i++)
+        KVD_TRY(profile_text(j, i, err));
+    return KVD_OK;
+}
+
+/* ---- opening ------------------------------------------------------------------------- */
+
+/* Of its tokens only those that may be run are kept. */
+static kvd_status read_text(job *j, uint32_t i, kvd_err *err)
+{
+    cli_tokens *t    = &j->text[i];
+    kvd_buf     text = { 0 };
+    int32_t    *part;
+    kvd_status  st = cli_read_file(text_path(j, i), TEXT_MAX_BYTES, &text, err);
 
     if (st == KVD_OK)
-        st = cli_tokenize_text(j->m, text.data, text.len, NULL, 0, true, &t, err);
-    if (st == KVD_OK)
-        st = profile_tokens(j, &t, path, err);
-    kvd_free(t.data);
+        st = cli_tokenize_text(j->m, text.data, text.len, NULL, 0, true, t, err);
     kvd_buf_free(&text);
+    if (st == KVD_OK && t->n > j->r.length) {
+        part    = kvd_realloc(t->data, j->r.length * sizeof(*part));
+        t->data = part ? part : t->data;
+    }
     return st;
 }
 
-static kvd_status profile_texts(job *j, kvd_err *err)
+static kvd_status read_texts(job *j, kvd_err *err)
 {
-    const char *file = kvd_opts_text(j->o, "file");
-
-    if (!file && j->o->n_rest == 0)
+    j->n_text = (uint32_t)j->o->n_rest + (kvd_opts_text(j->o, "file") ? 1 : 0);
+    if (j->n_text == 0)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "no text: kvdrive profile -m FILE -o PLAN TEXTFILE...");
-    if (file)
-        KVD_TRY(profile_text(j, file, err));
-    for (int i = 0; i < j->o->n_rest; i++)
-        KVD_TRY(profile_text(j, j->o->rest[i], err));
+    j->text = kvd_calloc(j->n_text, sizeof(*j->text));
+    if (!j->text)
+        return kvd_fail(err, KVD_E_NOMEM, 0, "profile: no memory for %u texts", j->n_text);
+    for (uint32_t i = 0; i < j->n_text; i++)
+        KVD_TRY(read_text(j, i, err));
     return KVD_OK;
+}
+
+/* Nobody has asked for a length: then it is no more than the shortest text and the model have. */
+static void fit_length(job *j, uint32_t n_ctx_train)
+{
+    j->r.length = (uint32_t)kvd_min_u64(j->r.length, n_ctx_train);
+    for (uint32_t i = 0; i < j->n_text; i++)
+        j->r.length = (uint32_t)kvd_min_u64(j->r.length, j->text[i].n);
 }
 
 static kvd_status open_session(job *j, kvd_err *err)
@@ -111,18 +141,23 @@ static kvd_status open_session(job *j, kvd_err *err)
     const char    *path = kvd_opts_text(j->o, "model");
 
     KVD_TRY(cli_session_params(&j->params, &j->attention, j->o, err));
+    KVD_TRY(cli_model_open(&j->m, j->o, err));
+    kvd_model_get_info(j->m, &info);
     j->r.length = (uint32_t)kvd_opts_int(j->o, "length");
     j->n_step   = (uint32_t)kvd_opts_int(j->o, "steps");
+    KVD_TRY(read_texts(j, err));
+    if (!kvd_opts_given(j->o, "length"))
+        fit_length(j, info.n_ctx_train);
     if (j->n_step >= j->r.length)
-        return kvd_fail(err, KVD_E_INVAL, 0, "--steps %u: --length %u has to leave a prompt",
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "--steps %u: the length, %u (--length, else the shortest text's), has to "
+                        "leave a prompt",
                         j->n_step, j->r.length);
-    KVD_TRY(cli_model_open(&j->m, j->o, err));
     j->m->watched         = true;
     j->params.n_ctx       = j->r.length;
     j->attention.mode     = KVD_ATTENTION_SPARSE;
     j->attention.min_mass = -1.0f; /* whatever they reach, all texts are stepped through alike */
     KVD_TRY(cli_session_open(&j->s, &j->plan, j->m, &j->params, &j->attention, j->o, err));
-    kvd_model_get_info(j->m, &info);
     j->r.model        = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     j->r.n_layer      = info.n_layer;
     j->r.n_kv_head    = info.n_kv_head;
@@ -389,6 +424,9 @@ int cli_profile(const kvd_opts *o)
     else if (st == KVD_OK)
         print_table(&j);
     engine_profile_close(j.profile);
+    for (uint32_t i = 0; j.text && i < j.n_text; i++)
+        kvd_free(j.text[i].data);
+    kvd_free(j.text);
     plan_file_free(&j.file);
     kvd_session_close(j.s);
     kvd_model_close(j.m);

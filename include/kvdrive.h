@@ -262,6 +262,8 @@ typedef enum kvd_schedule {
                             attends as soon as its own are there */
 } kvd_schedule;
 
+#define KVD_MICRO_BATCHES_MAX 32 /* of a step */
+
 typedef enum kvd_lookup { /* who compares selections with windows */
                           KVD_LOOKUP_DEVICE,
                           KVD_LOOKUP_HOST /* the CPU, as arXiv 2605.18071 does; slower */
@@ -301,7 +303,8 @@ typedef struct kvd_attention_params {
     uint32_t     zone;
     kvd_schedule schedule;
     uint32_t     micro_batch; /* ELASTIC: rows of one; 0: what is quickest in the first steps with a
-                                 number of rows, as they try sizes of 1, 2, 4 ... */
+                                 number of rows, as they try sizes of 1, 2, 4 ...  Where rows would
+                                 make more than KVD_MICRO_BATCHES_MAX of them, each has more rows */
 } kvd_attention_params;
 #define KVD_ATTENTION_PARAMS_INIT                   \
     {                                               \

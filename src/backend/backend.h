@@ -800,6 +800,12 @@ typedef const kvd_backend_module_info *(*kvd_backend_module_fn)(void);
 kvd_status kvd_backend_open(kvd_backend **out, const kvd_backend_params *p, kvd_err *err);
 void       kvd_backend_close(kvd_backend *b); /* NULL is a no-op */
 
+/* A "cpu" backend beside another one, for the host's part of what that one does: reserved for these
+ * limits, with one stream.  A failure leaves nothing open. */
+kvd_status kvd_backend_open_beside(kvd_backend **out, kvd_stream **st,
+                                   const kvd_backend_limits *lim, kvd_err *err);
+void       kvd_backend_close_beside(kvd_backend *b, kvd_stream *st); /* NULL: a no-op */
+
 /* The rows [first, first + n) of a weight, as a weight: how fused projections are taken apart. */
 static inline kvd_weight kvd_weight_rows(kvd_weight w, uint32_t first, uint32_t n)
 {

@@ -105,3 +105,28 @@ void kvd_backend_close(kvd_backend *b)
     if (b)
         b->ops->close(b);
 }
+
+kvd_status kvd_backend_open_beside(kvd_backend **out, kvd_stream **st,
+                                   const kvd_backend_limits *lim, kvd_err *err)
+{
+    const kvd_backend_params p = { .name = "cpu" };
+    kvd_status               rc;
+
+    *st = NULL;
+    KVD_TRY(kvd_backend_open(out, &p, err));
+    rc = (*out)->ops->reserve(*out, lim, err);
+    if (rc == KVD_OK)
+        rc = (*out)->ops->stream_open(*out, st, err);
+    if (rc != KVD_OK) {
+        kvd_backend_close(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+void kvd_backend_close_beside(kvd_backend *b, kvd_stream *st)
+{
+    if (b)
+        b->ops->stream_close(st);
+    kvd_backend_close(b);
+}

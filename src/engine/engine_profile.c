@@ -315,14 +315,11 @@ static kvd_status allocate(engine_profile *p, kvd_err *err)
 
 static kvd_status open_backend(engine_profile *p, kvd_err *err)
 {
-    const kvd_backend_params params = { .name = "cpu" };
-    const kvd_backend_limits lim    = {
-           .n_token = 1, .n_seq = ENGINE_PROFILE_CAPS, .n_kv_head = 1, .n_slot = p->trace.slots_max
+    const kvd_backend_limits lim = {
+        .n_token = 1, .n_seq = ENGINE_PROFILE_CAPS, .n_kv_head = 1, .n_slot = p->trace.slots_max
     };
 
-    KVD_TRY(kvd_backend_open(&p->be, &params, err));
-    KVD_TRY(p->be->ops->reserve(p->be, &lim, err));
-    return p->be->ops->stream_open(p->be, &p->stream, err);
+    return kvd_backend_open_beside(&p->be, &p->stream, &lim, err);
 }
 
 kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_step, kvd_err *err)
@@ -379,9 +376,7 @@ void engine_profile_close(engine_profile *p)
     if (!p)
         return;
     (void)kv_set_tap(p->s->kv, NULL, NULL);
-    if (p->stream)
-        p->be->ops->stream_close(p->stream);
-    kvd_backend_close(p->be);
+    kvd_backend_close_beside(p->be, p->stream);
     arrays(p, true);
     kvd_free(p);
 }

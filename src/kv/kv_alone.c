@@ -169,17 +169,6 @@ kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err)
                                      : KVD_OK;
 }
 
-/* The misses that can wait, as soon as the change is known. */
-static kvd_status start_late(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
-{
-    if (!s->late || s->policy.strict || s->in_place)
-        return KVD_OK;
-    s->step.has_late = true;
-    KVD_TRY(s->be->ops->event_record(s->change_known, st, err));
-    KVD_TRY(s->be->ops->event_wait(s->change_known, s->late, err));
-    return kv_alone_misses(s, s->late, q, false, err);
-}
-
 /* ---- the stages ------------------------------------------------------------------------ */
 
 static kvd_window_spans_args spans_args(const kv_store *s, const kv_query *q)
@@ -241,7 +230,7 @@ kvd_status kv_alone_choose(kv_store *s, kvd_stream *st, const kv_query *q, kvd_e
 kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     KVD_TRY(kv_alone_choose(s, st, q, err));
-    return start_late(s, st, q, err);
+    return kv_start_late(s, st, q, 0, err);
 }
 
 /* From disk they take longer than the window's attention: then it goes first. */

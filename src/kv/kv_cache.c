@@ -344,7 +344,7 @@ static void put_lane(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t layer, 
                           c->gather + i * bytes, &err);
     gather_aux(s, seq, lane, u);
     if (rc == KVD_OK)
-        rc = kv_disk_put_lane(c->disk, u->put, lane, c->gather, NULL, c->aux, &err);
+        rc = kv_disk_put_lane(c->disk, u->put, lane, c->gather, c->aux, &err);
     if (rc == KVD_OK)
         return;
     kv_cache_tell(c, &err);
@@ -488,7 +488,7 @@ static kvd_status put_tail(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t f
         KVD_TRY(kv_ferry_bring(s, st, &u, il, NULL, err));
     for (uint32_t l = 0; !c->ferry && l < s->params.n_layer * n_h; l++) {
         kv_cache_copy_tail(s, seq, l, first, n, c->gather, true);
-        KVD_TRY(kv_disk_put_lane(c->disk, c->tail, l, c->gather, NULL, NULL, err));
+        KVD_TRY(kv_disk_put_lane(c->disk, c->tail, l, c->gather, NULL, err));
     }
     return c->tail == KV_DISK_NONE ? KVD_OK : commit(s, c->tail, err);
 }
@@ -521,7 +521,8 @@ void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq)
 /* What is accepted, the best first; kv_cache_accepted[] says what it is made of. */
 const uint8_t kv_cache_accepted[KV_CACHE_ACCEPTED] = { 0, MADE_DENSE, MADE_SPARSE };
 
-static kvd_status find(const kv_cache *c, const kv_prefix *p, kv_disk_match *out, kvd_err *err)
+static kvd_status find(const kv_cache *c, const kv_prefix *p, bool unsynced, kv_disk_match *out,
+                       kvd_err *err)
 {
     kv_cache_prov       prov[KV_CACHE_ACCEPTED];
     kv_disk_bytes       accept[KV_CACHE_ACCEPTED];
@@ -529,7 +530,8 @@ static kvd_status find(const kv_cache *c, const kv_prefix *p, kv_disk_match *out
                                   .n_token      = p->n_token,
                                   .salt         = { p->salt, p->n_salt },
                                   .provenance   = accept,
-                                  .n_provenance = KV_CACHE_ACCEPTED };
+                                  .n_provenance = KV_CACHE_ACCEPTED,
+                                  .unsynced     = unsynced };
 
     for (uint32_t i = 0; i < KV_CACHE_ACCEPTED; i++) {
         prov[i]   = kv_cache_prov_of(c, kv_cache_accepted[i], p->variant);
@@ -538,13 +540,13 @@ static kvd_status find(const kv_cache *c, const kv_prefix *p, kv_disk_match *out
     return kv_disk_find(c->disk, &query, out, err);
 }
 
-kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_match *out,
-                         kvd_err *err)
+kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, bool unsynced,
+                         kv_disk_match *out, kvd_err *err)
 {
     const kv_cache_seq *q = &s->cache->seq[seq];
     const kv_prefix     p = { q->token, n_token, q->salt, q->n_salt, q->variant };
 
-    return find(s->cache, &p, out, err);
+    return find(s->cache, &p, unsynced, out, err);
 }
 
 struct kv_hold {
@@ -559,7 +561,7 @@ kvd_status kv_hold_open(kv_hold **out, kv_store *s, const kv_prefix *p, kvd_err 
     *out = NULL;
     if (!s->cache || p->n_token == 0)
         return KVD_OK;
-    KVD_TRY(find(s->cache, p, &m, err));
+    KVD_TRY(find(s->cache, p, false, &m, err));
     if (m.n_span == 0)
         return KVD_OK;
     *out = kvd_malloc(sizeof(**out));

@@ -103,8 +103,8 @@ void kv_cache_put_end(kv_store *s, bool ok);
 kvd_status kv_cache_name_block(kv_store *s, uint32_t seq, uint32_t b, kvd_err *err);
 
 /* The longest known prefix of the sequence's first n_token ids. */
-kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, kv_disk_match *out,
-                         kvd_err *err);
+kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, bool unsynced,
+                         kv_disk_match *out, kvd_err *err);
 
 /* Between a lane's raw tokens [first, first + n) and rows packed as K, V, K, V ... */
 void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first, uint32_t n,

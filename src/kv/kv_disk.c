@@ -11,7 +11,8 @@
 
 #include "kv/kv_disk_int.h"
 
-#define SYNC_USER  (UINT64_C(1) << 32) /* + index of the put */
+#define SYNC_USER  (UINT64_C(1) << 32)           /* + index of the put */
+#define DIR_USER   (SYNC_USER + KV_DISK_PUT_MAX) /* likewise: of the directory */
 #define REAP_MAX   64u
 #define SLOT_MIN   4u
 #define SLOT_MAX   1024u
@@ -54,7 +55,7 @@ void kv_disk_slot_submit(kv_disk *d, disk_slot *s, os_io_op op, int fd, uint64_t
         kv_disk_submit_held(d);
 }
 
-/* The queue is as deep as there are slots and puts. */
+/* The queue is as deep as there are slots, and syncs of puts. */
 void kv_disk_submit_held(kv_disk *d)
 {
     if (d->n_held > 0)
@@ -69,10 +70,22 @@ void kv_disk_sync_submit(kv_disk *d, uint32_t put, int fd)
     os_io_submit(d->io, &r, 1);
 }
 
+void kv_disk_sync_dir_submit(kv_disk *d, uint32_t put)
+{
+    const os_io_req r = { OS_IO_SYNC, d->dir_fd, NULL, 0, 0, DIR_USER + put };
+
+    os_io_submit(d->io, &r, 1);
+}
+
 static void slot_done(kv_disk *d, const os_io_done *done)
 {
     disk_slot *s;
 
+    if (done->user >= DIR_USER) { /* EINVAL: a filesystem without such a thing */
+        kv_disk_put_written(d, &d->put[done->user - DIR_USER],
+                            done->error == EINVAL ? 0 : done->error);
+        return;
+    }
     if (done->user >= SYNC_USER) {
         kv_disk_put_written(d, &d->put[done->user - SYNC_USER], done->error);
         return;
@@ -122,7 +135,7 @@ static kvd_status open_stage(kv_disk *d, kvd_err *err)
                         (unsigned long long)d->stage_bytes);
     for (uint32_t i = 0; i < d->n_slot; i++)
         d->slot[i].buf = d->stage + (size_t)i * DISK_SLOT_BYTES;
-    io.depth     = d->n_slot + KV_DISK_PUT_MAX;
+    io.depth     = d->n_slot + 2 * KV_DISK_PUT_MAX;
     io.buf       = d->stage;
     io.buf_bytes = d->stage_bytes;
     KVD_TRY(os_io_open(&d->io, &io, err));

@@ -3,7 +3,8 @@
  *
  * A *unit* is written once and then only read or removed:
  *   block    block_tokens (256) tokens of every lane, records in token order;
- *   segment  16 blocks of every lane; each lane's records in an order of the caller's;
+ *   segment  16 blocks of every lane, likewise; the format has room for another order, which is
+ *            read, but none is written: it brought nothing (docs/claims.md);
  *   tail     the last tokens of a sequence that are no records yet, raw, of every lane.
  * Units are found by the tokens they stand for: the key of a block is a SHA-256 chain over its
  * parent's key, the model (fingerprint and geometry), the salt, the provenance and its token ids.
@@ -11,7 +12,8 @@
  *
  * Writing    begin -> put_lane of every lane, any order -> commit (or abort).  Bytes go out while
  *            lanes come in; the unit can be found after its bytes are on the disk and its row is
- *            in the catalogue.
+ *            in the catalogue.  This process may read it sooner (kv_disk_query.unsynced): syncs are
+ *            what takes long, and nobody but a flush waits for them.
  * Reading    find -> a match holding references to units -> batches of reads -> match_close.
  *            Every 4 KiB page is checked against its checksum before a byte of it is used.
  * Failures   A damaged unit is quarantined: counted, never found again, its reads fail with
@@ -124,12 +126,11 @@ typedef uint32_t kv_disk_put; /* a unit being written: index and generation */
  * already.  KVD_E_BUSY: it is not stored, because of a limit, a pause or too many open puts; the
  * message says which, and serving goes on. */
 kvd_status kv_disk_put_begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *out, kvd_err *err);
-/* All of one lane, once: its records in token order, copied before return.  order (NULL: token
- * order; segments only): order[i] is the chunk that lies at place i, a permutation.  aux:
- * [blocks of the unit][aux_bytes].  Of a tail: n_token * tail_token_bytes raw bytes, no order, no
- * aux.  Waits for writes in flight when the stage is full.  After a failure only abort is left. */
+/* All of one lane, once: its records in token order, copied before return.  aux: [blocks of the
+ * unit][aux_bytes].  Of a tail: n_token * tail_token_bytes raw bytes, no aux.  Waits for writes in
+ * flight when the stage is full.  After a failure only abort is left. */
 kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
-                            const uint16_t *order, const void *aux, kvd_err *err);
+                            const void *aux, kvd_err *err);
 /* Whether put_lane would have to wait for writes in flight. */
 bool kv_disk_put_waits(const kv_disk *d, kv_disk_put put);
 /* KVD_E_INVAL (and aborted) when a lane is missing; else the store goes on by itself: write, sync,
@@ -138,6 +139,9 @@ kvd_status kv_disk_put_commit(kv_disk *d, kv_disk_put put, kvd_err *err);
 void       kv_disk_put_abort(kv_disk *d, kv_disk_put put);
 /* Lets what is under way go on, without waiting: for times in which nothing else is called. */
 void kv_disk_poll(kv_disk *d);
+/* Waits until the bytes of every commit are written, or it has failed; syncs and rows follow by
+ * themselves.  An error: at least one failed since the last flush. */
+kvd_status kv_disk_flush_writes(kv_disk *d, kvd_err *err);
 /* Waits until every commit has ended, one way or the other.  An error: at least one failed since
  * the last flush (the first is told), or time ran out. */
 kvd_status kv_disk_flush(kv_disk *d, kvd_err *err);
@@ -152,6 +156,8 @@ typedef struct kv_disk_query {
     kv_disk_bytes        salt;
     const kv_disk_bytes *provenance; /* [n_provenance] that are accepted, the best first */
     uint32_t             n_provenance;
+    bool unsynced; /* also blocks whose bytes are written, but not synced: should that fail, a
+                      reference keeps them as long as this process is there */
 } kv_disk_query;
 
 typedef struct kv_disk_span { /* consecutive blocks of one unit, or tokens of a tail */

@@ -63,7 +63,17 @@ void kv_disk_quarantine(kv_disk *d, disk_unit *u, const char *why)
         return;
     u->bad = true;
     kvd_log(KVD_LOG_WARN, "%s: unit %" PRId64 " is quarantined: %s", d->dir, u->id, why);
-    kv_disk_cat_set_bad(d, u->id);
+    if (u->id > 0)
+        kv_disk_cat_set_bad(d, u->id);
+    else /* it gets no row */
+        d->put[kv_disk_put_of_id(u->id)].error = EIO;
+}
+
+void kv_disk_unit_renamed(kv_disk *d, int64_t from, int64_t to)
+{
+    for (uint32_t i = 0; i < d->n_unit_used; i++)
+        if (d->unit[i].id == from)
+            d->unit[i].id = to;
 }
 
 static disk_unit *unit_slot(kv_disk *d)
@@ -94,38 +104,52 @@ static void unit_from_row(disk_unit *u, const disk_row *r)
     u->fd        = -1;
 }
 
-disk_unit *kv_disk_unit_acquire(kv_disk *d, int64_t id, kvd_err *err)
+/* The tokens, and the checksums of a put; those of a row are read when they are needed. */
+static bool unit_memory(kv_disk *d, disk_unit *u, const disk_row *r)
 {
-    disk_row   r;
-    disk_unit *u;
-    kvd_err    why;
+    u->token = kvd_malloc((size_t)r->n_token * 4);
+    if (u->token)
+        memcpy(u->token, r->token, (size_t)r->n_token * 4);
+    if (u->token && r->id < 0) {
+        u->sum = kvd_malloc(u->layout.n_page * 8);
+        if (u->sum)
+            memcpy(u->sum, d->put[kv_disk_put_of_id(r->id)].sum, u->layout.n_page * 8);
+    }
+    return u->token && (u->sum || r->id > 0);
+}
 
+/* The unit in memory, one reference more; *bad: it is there, and damaged. */
+static disk_unit *unit_known(kv_disk *d, int64_t id, bool *bad)
+{
+    *bad = false;
     for (uint32_t i = 0; i < d->n_unit_used; i++) {
         if (d->unit[i].id != id)
             continue;
-        if (d->unit[i].bad)
-            return NULL;
-        d->unit[i].n_ref++;
-        return &d->unit[i];
+        *bad = d->unit[i].bad;
+        d->unit[i].n_ref += !*bad;
+        return *bad ? NULL : &d->unit[i];
     }
-    if (!kv_disk_cat_row(d, id, &r))
-        return NULL;
-    u = unit_slot(d);
+    return NULL;
+}
+
+static disk_unit *unit_make(kv_disk *d, const disk_row *r, kvd_err *err)
+{
+    disk_unit *u   = unit_slot(d);
+    kvd_err    why = { 0 };
+    bool       ok;
+
     if (!u) {
-        kv_disk_cat_row_done(d);
         kvd_fail(err, KVD_E_BUSY, 0, "block store: more than %" PRIu32 " units in use",
                  d->p.max_units);
         return NULL;
     }
-    unit_from_row(u, &r);
-    u->token = kvd_malloc((size_t)r.n_token * 4);
-    if (u->token)
-        memcpy(u->token, r.token, (size_t)r.n_token * 4);
-    kv_disk_cat_row_done(d);
-    u->has_fd = u->token && kv_disk_file_use(d, u->file, &u->fd, &why) == KVD_OK;
+    unit_from_row(u, r);
+    ok = unit_memory(d, u, r);
+    kv_disk_cat_row_done(d); /* its tokens are copied; what follows may change the catalogue */
+    u->has_fd = ok && kv_disk_file_use(d, u->file, &u->fd, &why) == KVD_OK;
     if (u->has_fd)
         return u;
-    if (!u->token)
+    if (!ok)
         kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory for a unit");
     else if (why.sys == ENOENT)
         kv_disk_quarantine(d, u, why.msg);
@@ -133,6 +157,30 @@ disk_unit *kv_disk_unit_acquire(kv_disk *d, int64_t id, kvd_err *err)
         kvd_fail(err, why.code, why.sys, "%s", why.msg);
     kv_disk_unit_release(d, u);
     return NULL;
+}
+
+disk_unit *kv_disk_unit_acquire(kv_disk *d, int64_t id, kvd_err *err)
+{
+    bool       bad = false;
+    disk_unit *u = id > 0 ? unit_known(d, id, &bad) : NULL; /* below 0: no row's, whoever says so */
+    disk_row   r;
+
+    if (u || bad || !kv_disk_cat_row(d, id, &r))
+        return u;
+    u = unit_make(d, &r, err);
+    kv_disk_cat_row_done(d);
+    return u;
+}
+
+/* Of a put that has no row yet. */
+static disk_unit *acquire_put(kv_disk *d, uint32_t put, kvd_err *err)
+{
+    bool       bad;
+    disk_unit *u = unit_known(d, kv_disk_put_id(put), &bad);
+    disk_row   r = d->put[put].row;
+
+    r.id = kv_disk_put_id(put);
+    return u || bad ? u : unit_make(d, &r, err);
 }
 
 kvd_status kv_disk_unit_open(kv_disk *d, const kv_disk_key *key, kv_disk_kind kind,
@@ -213,10 +261,12 @@ static bool node_add(finder *f, const find_node *n)
     return true;
 }
 
-static disk_unit *acquire(finder *f, int64_t id)
+/* By the id of its row, or of its put. */
+static disk_unit *acquire(finder *f, int64_t id, bool is_put)
 {
     kvd_err    why = { 0 };
-    disk_unit *u   = kv_disk_unit_acquire(f->d, id, &why);
+    disk_unit *u   = is_put ? acquire_put(f->d, kv_disk_put_of_id(id), &why)
+                            : kv_disk_unit_acquire(f->d, id, &why);
 
     if (!u && why.code != KVD_OK)
         f->status = kvd_fail(f->err, why.code, why.sys, "%s", why.msg);
@@ -249,14 +299,16 @@ static void expand(finder *f, uint32_t from, uint32_t provenance)
     const int32_t *token = f->q->token + (uint64_t)f->node[from].depth * block;
     find_node best = { .depth = f->node[from].depth + 1, .prev = from, .provenance = provenance };
     int64_t   id[CANDIDATE_MAX];
-    uint32_t  at[CANDIDATE_MAX], n;
+    uint32_t  at[CANDIDATE_MAX], n_row, n;
 
     if (!kv_disk_chain(f->d, &f->node[from].key, &f->salt_id, f->q->provenance[provenance], false,
                        token, block, &best.key))
         return;
-    n = kv_disk_cat_names(f->d, &best.key, id, at, CANDIDATE_MAX);
+    n_row = n = kv_disk_cat_names(f->d, &best.key, id, at, CANDIDATE_MAX);
+    if (f->q->unsynced)
+        n += kv_disk_put_names(f->d, &best.key, id + n, at + n, CANDIDATE_MAX - n);
     for (uint32_t i = 0; i < n && f->status == KVD_OK; i++) {
-        disk_unit *u = acquire(f, id[i]);
+        disk_unit *u = acquire(f, id[i], i >= n_row);
         bool       stays;
 
         if (!u)
@@ -317,7 +369,7 @@ static uint32_t tail_behind(finder *f, const find_node *n, disk_unit **unit, uin
     *unit       = NULL;
     *provenance = 0;
     for (uint32_t i = 0; i < n_id && f->status == KVD_OK; i++) {
-        disk_unit *u = acquire(f, id[i]);
+        disk_unit *u = acquire(f, id[i], false);
         uint32_t   m = 0, p;
 
         if (!u)

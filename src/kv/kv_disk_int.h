@@ -110,6 +110,7 @@ typedef struct disk_file {
     uint32_t id;
     uint32_t n_unit; /* published, or being written */
     uint32_t n_open; /* units in memory and puts that use fd */
+    bool     named;  /* its name is synced */
     int      fd;
     uint64_t end; /* allocated up to here */
 } disk_file;
@@ -134,6 +135,8 @@ void kv_disk_file_path(const kv_disk *d, uint32_t file, char out[DISK_PATH_BYTES
 /* The file's descriptor, kept open until as many releases. */
 kvd_status kv_disk_file_use(kv_disk *d, uint32_t file, int *fd, kvd_err *err);
 void       kv_disk_file_release(kv_disk *d, uint32_t file);
+bool       kv_disk_file_is_named(kv_disk *d, uint32_t file);
+void       kv_disk_file_set_named(kv_disk *d, uint32_t file);
 /* Removes from the directory what neither a row nor a put names. */
 kvd_status kv_disk_space_tidy(kv_disk *d, kvd_err *err);
 /* At load: tells of one unit's range, in ascending order.  KVD_E_CORRUPT: it cannot be. */
@@ -156,7 +159,7 @@ kvd_status kv_disk_refuse(kv_disk *d, kv_disk_pause why, const char *text, kvd_e
 /* ---- units in memory (kv_disk_find.c) --------------------------------------------- */
 
 typedef struct disk_unit {
-    int64_t      id; /* of its row; 0: free */
+    int64_t      id; /* of its row, or of the put that is to get one; 0: free */
     uint32_t     n_ref;
     uint16_t     gen;
     bool         bad, has_fd;
@@ -179,6 +182,7 @@ void         kv_disk_unit_release(kv_disk *d, disk_unit *u);
 disk_unit   *kv_disk_unit_of(kv_disk *d, kv_disk_unit handle); /* NULL: stale */
 kv_disk_unit kv_disk_unit_handle(const kv_disk *d, const disk_unit *u);
 bool         kv_disk_unit_in_use(const kv_disk *d, int64_t id);
+void         kv_disk_unit_renamed(kv_disk *d, int64_t from, int64_t to); /* a put has got its row */
 void         kv_disk_quarantine(kv_disk *d, disk_unit *u, const char *why);
 
 /* ---- writing (kv_disk_put.c) ------------------------------------------------------ */
@@ -203,9 +207,21 @@ typedef struct disk_put_unit {
     uint64_t   *sum;      /* [n_page, padded to whole pages] */
 } disk_put_unit;
 
-void kv_disk_put_written(kv_disk *d, disk_put_unit *p, int error); /* a request has ended */
-void kv_disk_put_advance(kv_disk *d);                              /* what can go on, goes on */
-void kv_disk_put_drop(kv_disk *d, disk_put_unit *p);
+/* In place of the id of a row that there is not yet: below 0. */
+static inline int64_t kv_disk_put_id(uint32_t put)
+{
+    return -1 - (int64_t)put;
+}
+static inline uint32_t kv_disk_put_of_id(int64_t id)
+{
+    return (uint32_t)(-1 - id);
+}
+/* Puts of written bytes that have the block of this key, likewise kv_disk_cat_names(). */
+uint32_t kv_disk_put_names(const kv_disk *d, const kv_disk_key *key, int64_t *id, uint32_t *block,
+                           uint32_t max);
+void     kv_disk_put_written(kv_disk *d, disk_put_unit *p, int error); /* a request has ended */
+void     kv_disk_put_advance(kv_disk *d);                              /* what can go on, goes on */
+void     kv_disk_put_drop(kv_disk *d, disk_put_unit *p);
 
 /* ---- reading (kv_disk_read.c) ----------------------------------------------------- */
 
@@ -260,7 +276,7 @@ struct kv_disk {
     uint8_t        salt_key[KV_DISK_KEY_BYTES];
     kv_disk_key    model; /* name of this model */
     int64_t        model_id;
-    uint16_t      *identity; /* the order of a segment in token order */
+    uint16_t      *identity; /* the order of a segment's lane: token order */
     disk_cat      *cat;
     bool           cat_broken;
     disk_space     space;
@@ -308,6 +324,7 @@ void kv_disk_slot_submit(kv_disk *d, disk_slot *s, os_io_op op, int fd, uint64_t
                          uint32_t bytes);
 void kv_disk_submit_held(kv_disk *d);
 void kv_disk_sync_submit(kv_disk *d, uint32_t put, int fd);
+void kv_disk_sync_dir_submit(kv_disk *d, uint32_t put);
 void kv_disk_at(const kv_disk *d, const char *point);
 
 #endif

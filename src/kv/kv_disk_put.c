@@ -7,8 +7,8 @@
  * FREE
  *
  * Invariants
- *  (1) a unit is in the catalogue only after its bytes are synced;
- *  (2) its range is given back only when no write into it is in flight;
+ *  (1) a unit is in the catalogue only after its bytes, and the name of a new file, are synced;
+ *  (2) its range is given back only when no write into it is in flight, and nobody reads it;
  *  (3) the checksum of a page is taken from the stage, i.e. from the bytes that are written. */
 #include <errno.h>
 #include <inttypes.h>
@@ -21,13 +21,10 @@
 #define TAIL_LOOK_MAX   64u
 #define COMMIT_TIMEOUTS 12u /* of the time limit: a sync may have gigabytes before it */
 
-/* What goes into one slot of the unit: records in some order, or two things one behind the other;
- * zeros behind them. */
+/* What goes into one slot of the unit: two things one behind the other, zeros behind them. */
 typedef struct put_source {
-    const uint8_t  *a, *b; /* b may be NULL */
-    uint64_t        a_bytes, b_bytes;
-    const uint16_t *order; /* of a's records, or NULL */
-    uint32_t        rec_bytes;
+    const uint8_t *a, *b; /* b may be NULL */
+    uint64_t       a_bytes, b_bytes;
 } put_source;
 
 static disk_put_unit *put_of(kv_disk *d, kv_disk_put h)
@@ -125,7 +122,7 @@ static kvd_status put_describe(kv_disk *d, const kv_disk_name *n, disk_row *r, k
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "block store: provenance of %" PRIu32 " bytes, at most %u",
                         n->provenance.bytes, KV_DISK_PROV_BYTES);
-    /* A segment has room for an order, whether its lanes come with one or not. */
+    /* A segment has room for an order. */
     if (!kv_disk_layout_of(&d->p.geometry, n->kind, n->n_token, n->kind == KV_DISK_SEGMENT,
                            &r->layout))
         return kvd_fail(err, KVD_E_INVAL, 0, "block store: no unit has %" PRIu32 " tokens",
@@ -263,14 +260,8 @@ static void copy_part(uint8_t *dst, const uint8_t *src, uint64_t src_bytes, uint
 static void fill(const put_source *s, uint64_t off, uint8_t *dst, uint32_t n)
 {
     memset(dst, 0, n);
-    if (!s->order) {
-        copy_part(dst, s->a, s->a_bytes, 0, off, n);
-        copy_part(dst, s->b, s->b_bytes, s->a_bytes, off, n);
-        return;
-    }
-    for (uint64_t i = off / s->rec_bytes; i * s->rec_bytes < kvd_min_u64(off + n, s->a_bytes); i++)
-        copy_part(dst, s->a + (uint64_t)s->order[i] * s->rec_bytes, s->rec_bytes, i * s->rec_bytes,
-                  off, n);
+    copy_part(dst, s->a, s->a_bytes, 0, off, n);
+    copy_part(dst, s->b, s->b_bytes, s->a_bytes, off, n);
 }
 
 static kvd_status wait_slot(kv_disk *d, disk_slot **out, kvd_err *err)
@@ -316,25 +307,18 @@ static kvd_status put_write(kv_disk *d, disk_put_unit *p, uint32_t lane, uint64_
 }
 
 static kvd_status put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
-                           const uint16_t *order, const void *aux, kvd_err *err)
+                           const void *aux, kvd_err *err)
 {
     disk_put_unit     *p = put_of(d, put);
     const disk_layout *l;
 
     if (!p || lane >= p->row.layout.n_lane || p->lane_put[lane])
         return kvd_fail(err, KVD_E_INVAL, 0, "block store: no such unit or lane to write");
-    l = &p->row.layout;
-    if (order && (p->row.kind != KV_DISK_SEGMENT || !kv_disk_is_permutation(order, l->n_rec)))
-        return kvd_fail(err, KVD_E_INVAL, 0, "block store: the order of lane %" PRIu32 " is none",
-                        lane);
-    const put_source rec   = { .a         = records,
-                               .a_bytes   = (uint64_t)l->n_rec * l->rec_bytes,
-                               .order     = order,
-                               .rec_bytes = l->rec_bytes };
+    l                      = &p->row.layout;
+    const put_source rec   = { .a = records, .a_bytes = (uint64_t)l->n_rec * l->rec_bytes };
     const put_source extra = { .a       = aux,
                                .a_bytes = (uint64_t)l->n_block * l->aux_bytes,
-                               .b = l->ordered ? (const uint8_t *)(order ? order : d->identity)
-                                               : NULL,
+                               .b       = l->ordered ? (const uint8_t *)d->identity : NULL,
                                .b_bytes = l->ordered ? (uint64_t)l->n_rec * 2 : 0 };
 
     if (p->error)
@@ -348,11 +332,11 @@ static kvd_status put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const voi
 }
 
 kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
-                            const uint16_t *order, const void *aux, kvd_err *err)
+                            const void *aux, kvd_err *err)
 {
     const uint64_t t0 = kvd_now_ns();
 
-    return kv_disk_spent(&d->stats.put_ns, t0, put_lane(d, put, lane, records, order, aux, err));
+    return kv_disk_spent(&d->stats.put_ns, t0, put_lane(d, put, lane, records, aux, err));
 }
 
 /* ---- commit ----------------------------------------------------------------------- */
@@ -372,13 +356,13 @@ bool kv_disk_put_waits(const kv_disk *d, kv_disk_put put)
     return room < (need < most ? need : most);
 }
 
-/* To FREE when nothing is in flight; until then DROPPED. */
+/* To FREE when nothing is in flight and nobody reads it; until then DROPPED. */
 void kv_disk_put_drop(kv_disk *d, disk_put_unit *p)
 {
     const disk_row *r = &p->row;
 
     p->state = PUT_DROPPED;
-    if (p->n_flight > 0)
+    if (p->n_flight > 0 || kv_disk_unit_in_use(d, kv_disk_put_id((uint32_t)(p - d->put))))
         return;
     d->reserved_bytes -= r->bytes;
     d->reserved_salted -= kv_disk_key_is_zero(&r->salt_id) ? 0 : r->bytes;
@@ -480,6 +464,8 @@ static void put_publish(kv_disk *d, disk_put_unit *p)
         return;
     }
     kv_disk_at(d, "published");
+    kv_disk_file_set_named(d, p->row.file);
+    kv_disk_unit_renamed(d, kv_disk_put_id((uint32_t)(p - d->put)), p->row.id);
     s->n_put_done++;
     s->n_unit++;
     s->n_block += p->row.kind == KV_DISK_BLOCK;
@@ -512,6 +498,18 @@ void kv_disk_put_written(kv_disk *d, disk_put_unit *p, int error)
         p->error = error;
 }
 
+static void start_sync(kv_disk *d, uint32_t put)
+{
+    disk_put_unit *p = &d->put[put];
+
+    p->n_flight = 1;
+    kv_disk_sync_submit(d, put, p->fd);
+    if (!kv_disk_file_is_named(d, p->row.file)) {
+        p->n_flight++;
+        kv_disk_sync_dir_submit(d, put);
+    }
+}
+
 void kv_disk_put_advance(kv_disk *d)
 {
     for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++) {
@@ -528,19 +526,44 @@ void kv_disk_put_advance(kv_disk *d)
                 put_failed(d, p, ETIMEDOUT, "write");
         } else if (p->state == PUT_WRITING) {
             kv_disk_at(d, "written");
-            p->state    = PUT_SYNCING;
-            p->n_flight = 1;
-            kv_disk_sync_submit(d, i, p->fd);
+            p->state = PUT_SYNCING;
+            start_sync(d, i);
         } else {
             put_publish(d, p);
         }
     }
 }
 
-static bool commits_under_way(const kv_disk *d)
+/* Its bytes are on the disk, but it has no row: not yet, or never, as long as somebody reads it. */
+static bool readable(const kv_disk *d, uint32_t put)
+{
+    const disk_put_unit *p = &d->put[put];
+
+    return p->state == PUT_SYNCING
+               ? p->error == 0
+               : p->state == PUT_DROPPED && kv_disk_unit_in_use(d, kv_disk_put_id(put));
+}
+
+uint32_t kv_disk_put_names(const kv_disk *d, const kv_disk_key *key, int64_t *id, uint32_t *block,
+                           uint32_t max)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++) {
+        for (uint32_t b = 0; b < d->put[i].n_name && n < max && readable(d, i); b++) {
+            if (memcmp(&d->put[i].name[b], key, sizeof(*key)) != 0)
+                continue;
+            id[n]      = kv_disk_put_id(i);
+            block[n++] = b;
+        }
+    }
+    return n;
+}
+
+static bool commits_under_way(const kv_disk *d, put_state last)
 {
     for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++)
-        if (d->put[i].state == PUT_WRITING || d->put[i].state == PUT_SYNCING)
+        if (d->put[i].state >= PUT_WRITING && d->put[i].state <= last)
             return true;
     return false;
 }
@@ -553,13 +576,13 @@ void kv_disk_poll(kv_disk *d)
     d->stats.put_ns += kvd_now_ns() - t0;
 }
 
-kvd_status kv_disk_flush(kv_disk *d, kvd_err *err)
+/* Until no commit is in these states.  Each has a deadline, so this ends. */
+static kvd_status flush(kv_disk *d, put_state last, kvd_err *err)
 {
     const uint64_t t0 = kvd_now_ns();
     kvd_status     st;
 
-    /* Each commit has a deadline, so this ends. */
-    for (kv_disk_pump(d, 0); commits_under_way(d);)
+    for (kv_disk_pump(d, 0); commits_under_way(d, last);)
         kv_disk_pump(d, 10000000);
     d->stats.put_ns += kvd_now_ns() - t0;
     st            = d->put_status;
@@ -567,4 +590,14 @@ kvd_status kv_disk_flush(kv_disk *d, kvd_err *err)
     if (st != KVD_OK && err)
         *err = d->put_err;
     return st;
+}
+
+kvd_status kv_disk_flush(kv_disk *d, kvd_err *err)
+{
+    return flush(d, PUT_SYNCING, err);
+}
+
+kvd_status kv_disk_flush_writes(kv_disk *d, kvd_err *err)
+{
+    return flush(d, PUT_WRITING, err);
 }

@@ -109,6 +109,21 @@ void kv_disk_file_release(kv_disk *d, uint32_t file)
     }
 }
 
+bool kv_disk_file_is_named(kv_disk *d, uint32_t file)
+{
+    const disk_file *f = file_of(&d->space, file);
+
+    return f && f->named;
+}
+
+void kv_disk_file_set_named(kv_disk *d, uint32_t file)
+{
+    disk_file *f = file_of(&d->space, file);
+
+    kvd_assert(f != NULL);
+    f->named = true;
+}
+
 static void file_drop(kv_disk *d, disk_file *f)
 {
     disk_space *s = &d->space;
@@ -204,7 +219,8 @@ kvd_status kv_disk_space_seen(kv_disk *d, uint32_t file, uint64_t off, uint64_t 
         return kvd_fail(err, KVD_E_NOMEM, 0, "%s: no memory for the list of files", d->dir);
     if (off > f->end)
         range_add(s, file, f->end, off - f->end);
-    f->end = end;
+    f->end   = end;
+    f->named = true;
     f->n_unit++;
     return KVD_OK;
 }
@@ -338,9 +354,7 @@ kvd_status kv_disk_space_alloc(kv_disk *d, uint64_t bytes, uint32_t *file, uint6
         KVD_TRY(append(d, bytes, &r, err));
     f = file_of(&d->space, r.file);
     kv_disk_file_path(d, r.file, path);
-    st = kv_disk_file_use(d, r.file, fd, err);
-    if (st == KVD_OK && f->end == 0)
-        st = os_dir_sync(d->dir, err);
+    st     = kv_disk_file_use(d, r.file, fd, err);
     f->end = kvd_max_u64(f->end, r.off + bytes);
     f->n_unit++;
     if (st == KVD_OK) {

@@ -168,8 +168,8 @@ static kvd_status put_lane(kv_store *s, const load *l, uint32_t h, kvd_err *err)
 
     if (l->n_tail == 0 && l->n == 1) {
         at = slot_of(f, l, 0);
-        return kv_disk_put_lane(c->disk, l->put, lane, at + h * bytes, NULL,
-                                at + f->aux_at + h * aux, err);
+        return kv_disk_put_lane(c->disk, l->put, lane, at + h * bytes, at + f->aux_at + h * aux,
+                                err);
     }
     for (uint32_t i = 0; i < l->n; i++) {
         at = slot_of(f, l, i);
@@ -180,7 +180,7 @@ static kvd_status put_lane(kv_store *s, const load *l, uint32_t h, kvd_err *err)
         memcpy(c->gather + i * bytes, at + h * bytes, (size_t)bytes);
         memcpy(c->aux + i * aux, at + f->aux_at + h * aux, (size_t)aux);
     }
-    return kv_disk_put_lane(c->disk, l->put, lane, c->gather, NULL, l->n_tail ? NULL : c->aux, err);
+    return kv_disk_put_lane(c->disk, l->put, lane, c->gather, l->n_tail ? NULL : c->aux, err);
 }
 
 /* false: the block store would have to wait. */

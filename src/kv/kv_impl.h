@@ -27,8 +27,6 @@
 #define KV_NO_BLOCK UINT64_MAX
 #define KV_NO_HOST  KVD_HOST_NONE
 
-#define KV_PARTS_MAX 32u /* micro-batches of a step at most */
-
 typedef struct kv_seq {
     uint32_t  len;      /* committed tokens */
     uint32_t  n_block;  /* entries of the lists in use */
@@ -60,6 +58,7 @@ typedef struct kv_step {
     bool              recording;
     bool              has_late, has_urgent; /* something was given to these streams */
     uint32_t          n_row;                /* of it */
+    uint64_t          n_up;                 /* urgent misses of a layer, listed by kv_lookup.c */
     const uint32_t   *rows_seq;
     kvd_window_place *place; /* *[n_seq] */
     /* kept_span, select, chosen, window, change, k, fetch, into, sink: * */
@@ -156,12 +155,12 @@ struct kv_store {
     /* device_steps or host_lookup, not resident.  late: what a step does not wait for; urgent: what
      * it waits for, where micro-batches go on meanwhile. */
     kvd_stream *late, *urgent;
-    kvd_event  *change_known, *late_done, *step_done, *arrived[KV_PARTS_MAX];
+    kvd_event  *change_known, *late_done, *step_done, *arrived[KVD_MICRO_BATCHES_MAX];
     kv_schedule schedule;
 
     kvd_backend *cpu; /* host_lookup, memory not unified: who changes windows; else NULL */
     kvd_stream  *cpu_stream;
-    kvd_event   *found[KV_PARTS_MAX]; /* likewise */
+    kvd_event   *found[KVD_MICRO_BATCHES_MAX]; /* likewise */
 
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
     struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */
@@ -479,6 +478,13 @@ kv_query   kv_query_rows(const kv_query *q, uint32_t first, uint32_t n);
 kvd_status kv_attend_near(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 /* The urgent misses in micro-batches, each as soon as they are there. */
 kvd_status kv_attend_urgent(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+/* start_urgent: those of micro-batch i, as soon as its windows have changed on `st`: beside it
+ * where the schedule is elastic, else on it.  start_late: the other misses of all rows, beside
+ * `st`, behind the urgent ones of micro-batch `last` where those are beside it as well. */
+kvd_status kv_start_urgent(kv_store *s, kvd_stream *st, const kv_query *part, uint32_t i,
+                           kvd_err *err);
+kvd_status kv_start_late(kv_store *s, kvd_stream *st, const kv_query *q, uint32_t last,
+                         kvd_err *err);
 
 /* kv_lookup.c.  change: windows by the CPU, once the stream is there.  layer: all of
  * kv_attend_sparse() where neither the disk tier, the estimation zone nor a tap takes part. */
@@ -486,6 +492,9 @@ kvd_status kv_lookup_open(kv_store *s, kvd_err *err);
 void       kv_lookup_close(kv_store *s);
 kvd_status kv_lookup_change(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 kvd_status kv_lookup_layer(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+/* Urgent ones behind those listed so far in the layer, or the others. */
+kvd_status kv_lookup_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
+                            kvd_err *err);
 
 /* kv_alone.c: the stages of kv.h, when kv_step.alone.  choose: select without what it starts beside
  * itself; misses: brings them up, urgent ones or the others. */

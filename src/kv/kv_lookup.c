@@ -13,7 +13,6 @@
 
 kvd_status kv_lookup_open(kv_store *s, kvd_err *err)
 {
-    const kvd_backend_params p   = { .name = "cpu" };
     const kvd_backend_limits lim = { .n_token   = 1,
                                      .n_seq     = s->params.n_seq,
                                      .n_kv_head = s->params.n_kv_head,
@@ -21,20 +20,16 @@ kvd_status kv_lookup_open(kv_store *s, kvd_err *err)
 
     if (!s->params.host_lookup || s->be->unified || s->slots_max == 0)
         return KVD_OK;
-    for (uint32_t i = 0; i < KV_PARTS_MAX; i++)
+    for (uint32_t i = 0; i < KVD_MICRO_BATCHES_MAX; i++)
         KVD_TRY(s->be->ops->event_open(s->be, &s->found[i], err));
-    KVD_TRY(kvd_backend_open(&s->cpu, &p, err));
-    KVD_TRY(s->cpu->ops->reserve(s->cpu, &lim, err));
-    return s->cpu->ops->stream_open(s->cpu, &s->cpu_stream, err);
+    return kvd_backend_open_beside(&s->cpu, &s->cpu_stream, &lim, err);
 }
 
 void kv_lookup_close(kv_store *s)
 {
-    for (uint32_t i = 0; i < KV_PARTS_MAX && s->found[i]; i++)
+    for (uint32_t i = 0; i < KVD_MICRO_BATCHES_MAX && s->found[i]; i++)
         s->be->ops->event_close(s->found[i]);
-    if (s->cpu)
-        s->cpu->ops->stream_close(s->cpu_stream);
-    kvd_backend_close(s->cpu);
+    kvd_backend_close_beside(s->cpu, s->cpu_stream);
 }
 
 /* ---- down, and the change ----------------------------------------------------------------- */
@@ -80,21 +75,6 @@ static kvd_status ask(kv_store *s, kvd_stream *st, const kv_query *part, uint32_
     return s->be->ops->event_record(s->found[i], st, err);
 }
 
-static kvd_status bring_up(kv_store *s, kvd_stream *st, const kv_query *q, const kv_copies *list,
-                           uint64_t n, kvd_err *err)
-{
-    const kvd_trace_kind kind = st == s->late ? KVD_TRACE_FETCH_LATE : KVD_TRACE_FETCH;
-    uint32_t             span;
-
-    if (n == 0)
-        return KVD_OK;
-    s->counts.bytes_up += n * s->packed_bytes;
-    KVD_TRY(kvd_stamp_begin(s->params.stamps, st, kind, kv_track_of(s, st), q->layer, q->n_row,
-                            &span, err));
-    KVD_TRY(kv_copy_up(s, st, list, n, err));
-    return kvd_stamp_end(s->params.stamps, st, span, err);
-}
-
 /* The misses listed from number n on. */
 static kv_copies list_from(const kv_store *s, const kv_copies *list, uint64_t n)
 {
@@ -109,38 +89,25 @@ static kv_copies list_from(const kv_store *s, const kv_copies *list, uint64_t n)
     return l;
 }
 
-/* Brings up a micro-batch's urgent misses, listed behind the *n of those before it: on the main
- * stream, or beside it. */
-static kvd_status start_urgent(kv_store *s, kvd_stream *st, const kv_query *part, uint32_t i,
-                               uint64_t *n, kvd_err *err)
+kvd_status kv_lookup_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
+                            kvd_err *err)
 {
-    const kv_copies list = list_from(s, &s->step.list[KV_COPIES], *n);
-    const uint64_t  all = s->sizes.resident || s->no_fetch ? *n : kv_list_misses(s, part, true, *n);
-    const uint64_t  more = all - *n;
+    const uint64_t  first = urgent ? s->step.n_up : 0;
+    const kv_copies list  = list_from(s, &s->step.list[urgent ? KV_COPIES : KV_COPIES_LATE], first);
+    uint64_t        n;
+    uint32_t        span;
 
-    *n = all;
-    if (!s->schedule.elastic || !s->urgent)
-        return bring_up(s, st, part, &list, more, err);
-    s->step.has_urgent = true;
-    KVD_TRY(bring_up(s, s->urgent, part, &list, more, err));
-    return s->be->ops->event_record(s->arrived[i], s->urgent, err);
-}
-
-/* The other misses of all rows.  Their list is one for all layers, so those of the layer before
- * have to be through. */
-static kvd_status start_late(kv_store *s, const kv_query *q, uint32_t last, kvd_err *err)
-{
-    uint64_t n;
-
-    if (!s->late || s->policy.strict || s->no_fetch)
+    if (s->sizes.resident || s->no_fetch)
         return KVD_OK;
-    if (s->step.has_late)
-        KVD_TRY(s->be->ops->stream_sync(s->late, err));
-    n                = kv_list_misses(s, q, false, 0);
-    s->step.has_late = true;
-    if (s->step.has_urgent)
-        KVD_TRY(s->be->ops->event_wait(s->arrived[last], s->late, err));
-    return bring_up(s, s->late, q, &s->step.list[KV_COPIES_LATE], n, err);
+    n = kv_list_misses(s, q, urgent, first) - first;
+    s->step.n_up += urgent ? n : 0;
+    if (n == 0)
+        return KVD_OK;
+    s->counts.bytes_up += n * s->packed_bytes;
+    KVD_TRY(kvd_stamp_begin(s->params.stamps, st, urgent ? KVD_TRACE_FETCH : KVD_TRACE_FETCH_LATE,
+                            kv_track_of(s, st), q->layer, q->n_row, &span, err));
+    KVD_TRY(kv_copy_up(s, st, &list, n, err));
+    return kvd_stamp_end(s->params.stamps, st, span, err);
 }
 
 /* Until a micro-batch's selection is there: a few microseconds, so that sleeping would take longer.
@@ -159,18 +126,18 @@ static kvd_status wait_found(kv_store *s, kvd_stream *st, uint32_t i, bool all, 
 /* What the device finds for the micro-batches, one after the other, and what follows from it. */
 static kvd_status look_up(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    const uint32_t n    = kv_micro_batch(s, q->n_row);
-    uint64_t       n_up = 0;
+    const uint32_t n = kv_micro_batch(s, q->n_row);
 
+    s->step.n_up = 0;
     for (uint32_t first = 0; first < q->n_row; first += n) {
         const kv_query part = kv_query_rows(q, first, n);
 
         KVD_TRY(wait_found(s, st, first / n, n == q->n_row, err));
         KVD_TRY(kv_change_windows(s, st, &part, err));
         kv_count_rows(s, &part);
-        KVD_TRY(start_urgent(s, st, &part, first / n, &n_up, err));
+        KVD_TRY(kv_start_urgent(s, st, &part, first / n, err));
     }
-    return start_late(s, q, (q->n_row - 1) / n, err);
+    return kv_start_late(s, st, q, (q->n_row - 1) / n, err);
 }
 
 kvd_status kv_lookup_layer(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)

@@ -454,7 +454,7 @@ static kvd_status name_blocks(kv_restore *r, kvd_err *err)
 
 static kvd_status begin(kv_restore *r, kvd_err *err)
 {
-    KVD_TRY(kv_cache_find(r->s, r->seq, r->ask.n_token, &r->match, err));
+    KVD_TRY(kv_cache_find(r->s, r->seq, r->ask.n_token, false, &r->match, err));
     measure(r, r->ask.final_len);
     if (r->n_block + r->n_tail == 0)
         return KVD_OK;

@@ -26,7 +26,7 @@ kvd_status kv_sched_open(kv_store *s, kvd_err *err)
     KVD_TRY(ops->stream_open(s->be, &s->late, err));
     KVD_TRY(ops->stream_open(s->be, &s->urgent, err));
     KVD_TRY(ops->event_open(s->be, &s->change_known, err));
-    for (uint32_t i = 0; i < KV_PARTS_MAX; i++)
+    for (uint32_t i = 0; i < KVD_MICRO_BATCHES_MAX; i++)
         KVD_TRY(ops->event_open(s->be, &s->arrived[i], err));
     KVD_TRY(ops->event_open(s->be, &s->step_done, err));
     return ops->event_open(s->be, &s->late_done, err);
@@ -44,7 +44,7 @@ void kv_sched_close(kv_store *s)
         ops->event_close(s->late_done);
     if (s->step_done)
         ops->event_close(s->step_done);
-    for (uint32_t i = 0; i < KV_PARTS_MAX && s->arrived[i]; i++)
+    for (uint32_t i = 0; i < KVD_MICRO_BATCHES_MAX && s->arrived[i]; i++)
         ops->event_close(s->arrived[i]);
 }
 
@@ -55,12 +55,12 @@ void kv_set_schedule(kv_store *s, const kv_schedule *p)
 
 bool kv_micro_batch_fits(uint32_t n_row, uint32_t rows)
 {
-    return kvd_div_up(n_row, rows) <= KV_PARTS_MAX;
+    return kvd_div_up(n_row, rows) <= KVD_MICRO_BATCHES_MAX;
 }
 
 uint32_t kv_micro_batch(const kv_store *s, uint32_t n_row)
 {
-    const uint32_t least = (uint32_t)kvd_div_up(n_row, KV_PARTS_MAX);
+    const uint32_t least = (uint32_t)kvd_div_up(n_row, KVD_MICRO_BATCHES_MAX);
 
     if (!s->schedule.elastic || s->tier || s->schedule.micro_batch == 0 ||
         s->schedule.micro_batch > n_row)
@@ -118,32 +118,58 @@ kvd_status kv_attend_urgent(kv_store *s, kvd_stream *st, const kv_query *q, kvd_
     return KVD_OK;
 }
 
-/* ---- elastic, without the host ------------------------------------------------------------ */
+/* ---- misses on streams beside the main one ------------------------------------------------- */
 
-/* A micro-batch's urgent misses, as soon as its windows have changed. */
-static kvd_status start_urgent(kv_store *s, kvd_stream *st, const kv_query *part, uint32_t i,
-                               kvd_err *err)
+static kvd_status bring_up(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
+                           kvd_err *err)
 {
-    const kvd_backend_ops *ops = s->be->ops;
+    return s->step.alone ? kv_alone_misses(s, st, q, urgent, err)
+                         : kv_lookup_misses(s, st, q, urgent, err);
+}
 
+/* Has `beside` go on once windows have changed on `st`; where the host changes them, they have. */
+static kvd_status behind_change(kv_store *s, kvd_stream *st, kvd_stream *beside, kvd_err *err)
+{
+    if (!s->step.alone)
+        return KVD_OK;
+    KVD_TRY(s->be->ops->event_record(s->change_known, st, err));
+    return s->be->ops->event_wait(s->change_known, beside, err);
+}
+
+kvd_status kv_start_urgent(kv_store *s, kvd_stream *st, const kv_query *part, uint32_t i,
+                           kvd_err *err)
+{
     if (!s->urgent)
         return KVD_OK;
+    if (!s->schedule.elastic)
+        return bring_up(s, st, part, true, err);
     s->step.has_urgent = true;
-    KVD_TRY(ops->event_record(s->change_known, st, err));
-    KVD_TRY(ops->event_wait(s->change_known, s->urgent, err));
-    KVD_TRY(kv_alone_misses(s, s->urgent, part, true, err));
-    return ops->event_record(s->arrived[i], s->urgent, err);
+    KVD_TRY(behind_change(s, st, s->urgent, err));
+    KVD_TRY(bring_up(s, s->urgent, part, true, err));
+    return s->be->ops->event_record(s->arrived[i], s->urgent, err);
 }
 
-/* The others of all rows, behind the last urgent ones. */
-static kvd_status start_late(kv_store *s, const kv_query *q, uint32_t last, kvd_err *err)
+kvd_status kv_start_late(kv_store *s, kvd_stream *st, const kv_query *q, uint32_t last,
+                         kvd_err *err)
 {
-    if (!s->late || s->policy.strict || s->in_place)
+    /* in place, kv_fetch() brings them up, which a host that looks up goes without */
+    const bool elsewhere = s->step.alone ? s->in_place : s->no_fetch;
+
+    if (!s->late || s->policy.strict || elsewhere)
         return KVD_OK;
+    /* the host lists them, in one list for all layers: those of the layer before have to be through
+     */
+    if (s->step.has_late && !s->step.alone)
+        KVD_TRY(s->be->ops->stream_sync(s->late, err));
     s->step.has_late = true;
-    KVD_TRY(s->be->ops->event_wait(s->arrived[last], s->late, err));
-    return kv_alone_misses(s, s->late, q, false, err);
+    if (s->step.has_urgent)
+        KVD_TRY(s->be->ops->event_wait(s->arrived[last], s->late, err));
+    else
+        KVD_TRY(behind_change(s, st, s->late, err));
+    return bring_up(s, s->late, q, false, err);
 }
+
+/* ---- elastic, without the host ------------------------------------------------------------ */
 
 static kvd_status attend_elastic(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
@@ -153,9 +179,9 @@ static kvd_status attend_elastic(kv_store *s, kvd_stream *st, const kv_query *q,
         const kv_query part = kv_query_rows(q, first, n);
 
         KVD_TRY(kv_alone_choose(s, st, &part, err));
-        KVD_TRY(start_urgent(s, st, &part, first / n, err));
+        KVD_TRY(kv_start_urgent(s, st, &part, first / n, err));
     }
-    KVD_TRY(start_late(s, q, (q->n_row - 1) / n, err));
+    KVD_TRY(kv_start_late(s, st, q, (q->n_row - 1) / n, err));
     KVD_TRY(kv_attend_near(s, st, q, err));
     return kv_attend_urgent(s, st, q, err);
 }

@@ -332,11 +332,11 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
     if (!s->tier)
         return KVD_OK;
     t0 = kvd_now_ns();
-    (void)!kv_disk_flush(s->cache->disk, &why);
+    (void)!kv_disk_flush_writes(s->cache->disk, &why);
     t1 = kvd_now_ns();
     s->counts.disk_put_wait_ns += t1 - t0;
     kvd_trace_add(s->params.trace, KVD_TRACE_IO_WAIT, t0, t1, KVD_TRACE_NOWHERE, 0);
-    st = kv_cache_find(s, seq, end * KV_BLOCK_TOKENS, &m, err);
+    st = kv_cache_find(s, seq, end * KV_BLOCK_TOKENS, true, &m, err);
     if (st == KVD_OK && m.n_token < (uint64_t)end * KV_BLOCK_TOKENS)
         st =
             kvd_fail(err, KVD_E_FULL, 0,

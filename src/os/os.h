@@ -99,7 +99,8 @@ typedef struct os_io_sim {
     uint64_t fail_nth;              /* the n-th request (from 1) fails with EIO; 0: none */
     uint64_t crash_nth;             /* the n-th write is torn, all later writes and syncs are lost
                                        though they succeed; 0: none */
-    uint64_t n_request, n_fault;    /* out: requests seen, faults injected */
+    bool     hold_syncs;         /* none is answered until this is cleared, or the queue closes */
+    uint64_t n_request, n_fault; /* out: requests seen, faults injected */
 } os_io_sim;
 
 typedef struct os_io_params {

@@ -117,18 +117,36 @@ static void disk_submit(io_backend *b, io_slot *const *slot, uint32_t n)
     }
 }
 
+/* How many of what is held may be answered: they lie first then. */
+static uint32_t sort_ready(io_disk *d)
+{
+    uint32_t n = 0;
+
+    if (!d->sim->hold_syncs || d->base.closing)
+        return d->n_held;
+    for (uint32_t i = 0; i < d->n_held; i++) {
+        io_slot *s = d->held[i];
+
+        if (s->req.op == OS_IO_SYNC)
+            continue;
+        d->held[i]   = d->held[n];
+        d->held[n++] = s;
+    }
+    return n;
+}
+
 static uint32_t disk_reap(io_backend *b, io_slot **slot, uint32_t max, uint64_t timeout_ns)
 {
     io_disk *d = (io_disk *)b;
-    uint32_t n = 0;
+    uint32_t n = 0, ready = sort_ready(d);
 
     while (b->closing && n < max && d->lost) {
         slot[n]           = d->lost;
         slot[n++]->result = -ECANCELED;
         d->lost           = d->lost->next;
     }
-    while (n < max && d->n_held > 0) {
-        const uint32_t i = (uint32_t)kvd_rng_below(&d->rng, d->n_held);
+    while (n < max && ready > 0) {
+        const uint32_t i = (uint32_t)kvd_rng_below(&d->rng, ready);
 
         if (n > 0 && kvd_rng_below(&d->rng, 4) == 0)
             break;
@@ -136,7 +154,8 @@ static uint32_t disk_reap(io_backend *b, io_slot **slot, uint32_t max, uint64_t 
             break;
         slot[n]         = d->held[i];
         slot[n]->result = run(d, slot[n]);
-        d->held[i]      = d->held[--d->n_held];
+        d->held[i]      = d->held[--ready];
+        d->held[ready]  = d->held[--d->n_held];
         n++;
     }
     return n;

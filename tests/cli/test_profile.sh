@@ -128,6 +128,14 @@ if command -v gnuplot >/dev/null; then
     grep -q "<svg" "$tmp/m.svg" || fail "no picture"
 fi
 
+# No length asked for: as much as there is.  The model's context is 256.
+fits=(-m tests/data/tiny/qwen3.gguf --rope-scaling linear -t 2 --steps 20 --budget 96)
+expect "the default length" 0 'budget 96 of 8192 tokens' \
+    profile "${fits[@]}" --rope-scale 100 "$text"
+head -c 3000 "$text" >"$tmp/3000.txt"
+expect "a text's length" 0 '2 text.*budget 96 of 2831 tokens' \
+    profile "${fits[@]}" --rope-scale 100 -f "$text" "$tmp/3000.txt"
+expect "a model's length" 0 'budget 96 of 5120 tokens' profile "${fits[@]}" --rope-scale 20 "$text"
 expect "no text" 2 'no text: kvdrive profile' profile "${model[@]}"
 expect "short text" 2 'has [0-9]+ tokens, a prompt and its 128 steps take 60000' \
     profile "${model[@]}" --length 60000 --rope-scale 1000 "$text"

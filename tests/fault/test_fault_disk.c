@@ -19,10 +19,10 @@
 static char    dir_[256];
 static int32_t token_[N_TOKEN];
 
-static const dm_unit unit_[] = { { KV_DISK_BLOCK, 0, 0, 0, NULL, false },
-                                 { KV_DISK_SEGMENT, 1, 0, 0, NULL, true },
-                                 { KV_DISK_TAIL, 17, 40, 0, NULL, false },
-                                 { KV_DISK_BLOCK, 17, 0, 1, NULL, false } };
+static const dm_unit unit_[] = { { KV_DISK_BLOCK, 0, 0, 0, NULL },
+                                 { KV_DISK_SEGMENT, 1, 0, 0, NULL },
+                                 { KV_DISK_TAIL, 17, 40, 0, NULL },
+                                 { KV_DISK_BLOCK, 17, 0, 1, NULL } };
 
 /* ---- a filesystem under the catalogue that fails when asked to ---------------------- */
 

@@ -25,7 +25,7 @@ static int32_t token_[N_DEPTH * DM_BLOCK];
 static uint32_t fill_up(kv_disk *d, kvd_rng *rng, kvd_err *err)
 {
     for (uint32_t n = 0; n < 1000; n++) {
-        const dm_unit u = { KV_DISK_SEGMENT, 0, 0, 0, NULL, true };
+        const dm_unit u = { KV_DISK_SEGMENT, 0, 0, 0, NULL };
 
         token_[0] = (int32_t)n;
         if (dm_put(d, token_, &u, rng, err) != KVD_OK || kv_disk_flush(d, err) != KVD_OK)
@@ -75,7 +75,7 @@ static void a_full_filesystem(void **state)
     assert_int_equal(count_right(d, &rng, n), n); /* serving goes on */
     kv_disk_check(d);
 
-    const dm_unit more = { KV_DISK_BLOCK, 0, 0, 0, NULL, false };
+    const dm_unit more = { KV_DISK_BLOCK, 0, 0, 0, NULL };
 
     token_[0] = 5000;
     assert_int_equal(dm_put(d, token_, &more, &rng, &err), KVD_E_BUSY); /* the pause lasts */
@@ -95,7 +95,7 @@ static void a_full_filesystem(void **state)
     assert_int_equal(kv_disk_open(&d, &p, &err), KVD_OK);
     assert_int_equal(kv_disk_gc(d, 0, &err), KVD_OK);
     for (uint32_t i = 0; i < 50; i++) {
-        const dm_unit u = { KV_DISK_SEGMENT, 1, 0, 0, NULL, true };
+        const dm_unit u = { KV_DISK_SEGMENT, 1, 0, 0, NULL };
 
         token_[0] = (int32_t)i;
         if (dm_put(d, token_, &u, &rng, &err) != KVD_OK || kv_disk_flush(d, &err) != KVD_OK)

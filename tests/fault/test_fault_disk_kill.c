@@ -60,7 +60,7 @@ static void child(int ack, uint64_t seed, doom *m, bool evicts)
         _exit(1);
     }
     for (uint32_t i = 0; i < 100000; i++) {
-        dm_unit u = { .kind = (kv_disk_kind)kvd_rng_below(&rng, 3), .cluster = true };
+        dm_unit u = { .kind = (kv_disk_kind)kvd_rng_below(&rng, 3) };
 
         u.first_block = kvd_rng_below(&rng, u.kind == KV_DISK_SEGMENT ? N_DEPTH - 15 : N_DEPTH - 1);
         u.n_tail_token = u.kind == KV_DISK_TAIL ? 1 + (uint32_t)kvd_rng_below(&rng, DM_BLOCK) : 0;
@@ -84,7 +84,7 @@ static void child(int ack, uint64_t seed, doom *m, bool evicts)
 
 static void acknowledged_is_there(kv_disk *d, const int32_t told[2])
 {
-    const dm_unit u = { KV_DISK_BLOCK, (uint64_t)told[1], 0, 0, NULL, false };
+    const dm_unit u = { KV_DISK_BLOCK, (uint64_t)told[1], 0, 0, NULL };
     kv_disk_name  n;
     kv_disk_put   put;
 

@@ -179,7 +179,7 @@ static void read_span(kv_disk *d, const kv_disk_span *s, uint32_t block)
 static void find_and_read(kv_disk *d, const int32_t *token, uint32_t n)
 {
     const kv_disk_bytes prov = { "exact", 5 };
-    const kv_disk_query q    = { token, n, { NULL, 0 }, &prov, 1 };
+    const kv_disk_query q    = { token, n, { NULL, 0 }, &prov, 1, false };
     kv_disk_match       m;
     uint32_t            block = 0;
 
@@ -223,7 +223,7 @@ static void use_store(const char *dir, bool whole)
     find_and_read(d, token, BLOCK * 3);
     if (kv_disk_put_begin(d, &n, &put, NULL) == KVD_OK && put != KV_DISK_NONE) {
         for (uint32_t lane = 0; lane < LANES; lane++)
-            (void)kv_disk_put_lane(d, put, lane, rec, NULL, rec, NULL);
+            (void)kv_disk_put_lane(d, put, lane, rec, rec, NULL);
         (void)kv_disk_put_commit(d, put, NULL);
     }
     (void)kv_disk_flush(d, NULL);

@@ -356,10 +356,107 @@ static void test_disturbed(void **state)
     }
 }
 
+/* ---- syncs --------------------------------------------------------------------------- */
+
+static kv_disk_stats disk_stats(const world *w)
+{
+    kv_disk_stats d;
+
+    kv_disk_stats_get(w->s->cache->disk, &d);
+    return d;
+}
+
+/* Steps beyond the sealing of one block of each sequence and more, of which the disk syncs none. */
+static void seal_unsynced(world *w)
+{
+    const kv_policy policy = { .alpha = 0.5f };
+    kv_counts       before, after;
+    kv_disk_stats   was;
+
+    world_open(w, 1, 0);
+    kv_set_policy(w->s, &policy);
+    for (uint32_t q = 0; q < N_SEQ; q++) {
+        for (uint32_t i = 0; i < 3; i++)
+            op_prompt(w, q, N_BATCH);
+    }
+    assert_int_equal(kv_flush(w->s, NULL), KVD_OK);
+    was = disk_stats(w);
+    kv_get_counts(w->s, &before);
+    w->sim.hold_syncs = true;
+    for (uint32_t i = 0; i < N_OP; i++) {
+        op_step(w, false);
+        kv_poll(w->s);
+        kv_check(w->s);
+    }
+    check_slots(w);
+    kv_get_counts(w->s, &after);
+    assert_true(after.n_sealed >= before.n_sealed + N_SEQ && after.n_disk > before.n_disk);
+    assert_int_equal(disk_stats(w).n_unit, was.n_unit); /* a row means synced bytes */
+    assert_int_equal(disk_stats(w).n_timeout, 0);
+}
+
+static void test_no_step_waits_for_a_sync(void **state)
+{
+    static world  w;
+    kv_disk_stats was;
+
+    (void)state;
+    seal_unsynced(&w);
+    was              = disk_stats(&w);
+    w.sim.hold_syncs = false;
+    assert_int_equal(kv_flush(w.s, NULL), KVD_OK);
+    assert_true(disk_stats(&w).n_unit >= was.n_unit + N_SEQ);
+    for (uint32_t i = 0; i < 20; i++)
+        op_step(&w, false);
+    check_slots(&w);
+    for (uint32_t q = 0; q < N_SEQ; q++)
+        op_restore(&w, q);
+    kv_check(w.s);
+    check_slots(&w);
+    world_close(&w);
+}
+
+static bool seals_next(const world *w)
+{
+    bool due = false;
+
+    for (uint32_t q = 0; q < N_SEQ; q++)
+        due = due || kv_sealed_at(&w->s->params, kv_seq_len(w->s, q) + 1) > w->s->seq[q].n_sealed;
+    return due;
+}
+
+/* What could not be synced is not found again, and the sequences whose it is go on with it. */
+static void test_failed_sync(void **state)
+{
+    static world  w;
+    kv_disk_stats was;
+    kvd_err       err = { 0 };
+
+    (void)state;
+    seal_unsynced(&w);
+    was              = disk_stats(&w);
+    w.sim.sync_eio   = 65536;
+    w.sim.hold_syncs = false;
+    assert_int_equal(kv_flush(w.s, &err), KVD_E_IO);
+    assert_int_equal(disk_stats(&w).n_unit, was.n_unit);
+    assert_int_equal(disk_stats(&w).pause, KV_DISK_PAUSE_ERROR);
+    for (uint32_t i = 0; i < 20 && !seals_next(&w); i++)
+        op_step(&w, false);
+    check_slots(&w);
+    kv_check(w.s);
+    for (uint32_t q = 0; q < N_SEQ; q++)
+        kv_seq_truncate(w.s, w.st, q, 0); /* nobody reads them any more: their places are free */
+    kv_poll(w.s);
+    kv_disk_check(w.s->cache->disk);
+    world_close(&w);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_stalls_fall),
-                                        cmocka_unit_test(test_disturbed) };
+                                        cmocka_unit_test(test_disturbed),
+                                        cmocka_unit_test(test_no_step_waits_for_a_sync),
+                                        cmocka_unit_test(test_failed_sync) };
 
     seed_ = argc == 3 && strcmp(argv[1], "--seed") == 0 ? strtoull(argv[2], NULL, 0) : 1;
     print_message("seed %llu (--seed N repeats)\n", (unsigned long long)seed_);

@@ -59,10 +59,9 @@ static void choose_faults(sim_run *r, uint64_t seed)
 static void random_put(sim_run *r)
 {
     const int32_t *token = r->way[kvd_rng_below(&r->rng, N_WAY)];
-    dm_unit        u     = { .kind    = (kv_disk_kind)kvd_rng_below(&r->rng, 3),
-                             .prov    = kvd_rng_below(&r->rng, 8) == 0,
-                             .salt    = kvd_rng_below(&r->rng, 8) ? NULL : "salt",
-                             .cluster = kvd_rng_below(&r->rng, 2) };
+    dm_unit        u     = { .kind = (kv_disk_kind)kvd_rng_below(&r->rng, 3),
+                             .prov = kvd_rng_below(&r->rng, 8) == 0,
+                             .salt = kvd_rng_below(&r->rng, 8) ? NULL : "salt" };
 
     u.n_tail_token =
         u.kind == KV_DISK_TAIL ? 1 + (uint32_t)kvd_rng_below(&r->rng, 2 * DM_BLOCK - 1) : 0;

@@ -158,17 +158,16 @@ kv_disk_name dm_name(kv_disk *d, const int32_t *token, const dm_unit *u)
 }
 
 static kvd_status put_lane(kv_disk *d, kv_disk_put put, const int32_t *token, const dm_unit *u,
-                           uint32_t lane, kvd_rng *rng, kvd_err *err)
+                           uint32_t lane, kvd_err *err)
 {
-    static uint8_t  rec[DM_SEGMENT_REC * DM_RECORD], aux[KV_DISK_SEGMENT_BLOCKS * DM_AUX];
-    static uint16_t order[DM_SEGMENT_REC];
-    const uint32_t  n_block = u->kind == KV_DISK_SEGMENT ? KV_DISK_SEGMENT_BLOCKS : 1;
+    static uint8_t rec[DM_SEGMENT_REC * DM_RECORD], aux[KV_DISK_SEGMENT_BLOCKS * DM_AUX];
+    const uint32_t n_block = u->kind == KV_DISK_SEGMENT ? KV_DISK_SEGMENT_BLOCKS : 1;
 
     if (u->kind == KV_DISK_TAIL) {
         for (uint32_t i = 0; i < u->n_tail_token; i++)
             dm_tail(rec + (size_t)i * DM_TAIL_TOKEN, token, u->first_block * DM_BLOCK + i, u->prov,
                     lane);
-        return kv_disk_put_lane(d, put, lane, rec, NULL, NULL, err);
+        return kv_disk_put_lane(d, put, lane, rec, NULL, err);
     }
     for (uint32_t b = 0; b < n_block; b++) {
         for (uint32_t c = 0; c < DM_BLOCK_REC; c++)
@@ -176,13 +175,7 @@ static kvd_status put_lane(kv_disk *d, kv_disk_put put, const int32_t *token, co
                       u->prov, lane, c);
         dm_aux(aux + (size_t)b * DM_AUX, token, u->first_block + b, u->prov, lane);
     }
-    for (uint32_t i = 0; i < DM_SEGMENT_REC; i++) { /* shuffle, inside out */
-        const uint32_t j = (uint32_t)kvd_rng_below(rng, i + 1);
-
-        order[i] = order[j];
-        order[j] = (uint16_t)i;
-    }
-    return kv_disk_put_lane(d, put, lane, rec, u->cluster && n_block > 1 ? order : NULL, aux, err);
+    return kv_disk_put_lane(d, put, lane, rec, aux, err);
 }
 
 kvd_status dm_put_lanes(kv_disk *d, kv_disk_put put, const int32_t *token, const dm_unit *u,
@@ -191,7 +184,7 @@ kvd_status dm_put_lanes(kv_disk *d, kv_disk_put put, const int32_t *token, const
     const uint32_t first = (uint32_t)kvd_rng_below(rng, DM_LANES);
 
     for (uint32_t i = 0; i < n_lane; i++)
-        KVD_TRY(put_lane(d, put, token, u, (first + i) % DM_LANES, rng, err));
+        KVD_TRY(put_lane(d, put, token, u, (first + i) % DM_LANES, err));
     return KVD_OK;
 }
 

@@ -40,9 +40,8 @@ typedef struct dm_unit { /* which unit of a sequence */
     kv_disk_kind kind;
     uint64_t     first_block;
     uint32_t     n_tail_token;
-    uint32_t     prov;    /* of the unit; the blocks before it are exact */
-    const char  *salt;    /* NULL: none */
-    bool         cluster; /* segments: shuffled orders */
+    uint32_t     prov; /* of the unit; the blocks before it are exact */
+    const char  *salt; /* NULL: none */
 } dm_unit;
 
 kv_disk_name dm_name(kv_disk *d, const int32_t *token, const dm_unit *u);

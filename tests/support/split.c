@@ -5,6 +5,7 @@
  * All streams' ops are kept in the order of their calls, each with a number that grows; what has
  * run is taken out.  A wait for an event knows the number of its record. */
 #include "support/split.h"
+#include "support/split_reach.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -418,6 +419,7 @@ static void split_graph_close(kvd_graph *g)
 #define WRAP(op)                                                                         \
     static kvd_status run_##op(kvd_stream *st, const void *args, kvd_err *err)           \
     {                                                                                    \
+        split_reach_##op(args);                                                          \
         return real->op(st, args, err);                                                  \
     }                                                                                    \
     static kvd_status split_##op(kvd_stream *st, const kvd_##op##_args *a, kvd_err *err) \
@@ -439,6 +441,7 @@ WRAP(zone_build)
 WRAP(select)
 WRAP(attn_span)
 WRAP(attn_zone)
+WRAP(window)
 WRAP(window_spans)
 WRAP(choose)
 WRAP(window_post)
@@ -449,39 +452,21 @@ WRAP(record_unpack)
 WRAP(best)
 WRAP(synth)
 
-static bool lies_in(const kvd_mem *m, int n, const void *p)
+static bool lies_in(const kvd_mem *m, int n, const void *p, uint64_t bytes)
 {
     for (int i = 0; i < n; i++) {
-        const uintptr_t at = (uintptr_t)m[i].ptr;
+        const uintptr_t first = (uintptr_t)m[i].ptr, at = (uintptr_t)p;
 
-        if (m[i].ptr && (uintptr_t)p >= at && (uintptr_t)p < at + m[i].bytes)
+        if (first && at >= first && at - first <= m[i].bytes && bytes <= m[i].bytes - (at - first))
             return true;
     }
     return false;
 }
 
 /* A GPU reaches what its backend allocated, and nothing else. */
-static void check_reach(const void *p)
+bool split_reaches(const void *p, uint64_t bytes)
 {
-    check(!p || lies_in(held, N_MAX, p) || lies_in(shown, N_PINNED_MAX, p));
-}
-
-static kvd_status run_window(kvd_stream *st, const void *args, kvd_err *err)
-{
-    const kvd_window_args *a = args;
-
-    for (uint32_t i = 0; i < a->n_seq; i++) {
-        check_reach(a->seq[i].slot_of);
-        check_reach(a->seq[i].chunk_of);
-        check_reach(a->seq[i].sel);
-        check_reach(a->seq[i].fetch);
-    }
-    return real->window(st, args, err);
-}
-
-static kvd_status split_window(kvd_stream *st, const kvd_window_args *a, kvd_err *err)
-{
-    return put_off(st, run_window, a, sizeof(*a), err);
+    return lies_in(held, N_MAX, p, bytes) || lies_in(shown, N_PINNED_MAX, p, bytes);
 }
 
 static kvd_status run_copy(kvd_stream *st, const void *args, kvd_err *err)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* split.h - a CPU backend that works like a GPU's as far as host code can tell: its DEVICE memory
- * only ops can touch (anything else ends with a signal), and ops run as late as they may: what they
+ * only ops can touch (anything else ends with a signal), what ops are given has to lie there or in
+ * PINNED memory (split_reach.h; weights apart), and ops run as late as they may: what they
  * read has to be as it was meant until then.  Streams are ordered by events alone: when one is
  * waited for, its ops run, and of other streams what its events ask for, or, after split_order(),
  * first all that others have.  Steps are recorded. */

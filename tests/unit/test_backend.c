@@ -197,6 +197,35 @@ static void test_every_allocation_fails_once(void **state)
     assert_true(done);
 }
 
+static void test_beside(void **state)
+{
+    kvd_backend *b;
+    kvd_stream  *st;
+    uint64_t     live;
+    bool         done = false;
+
+    (void)state;
+    assert_int_equal(kvd_backend_open_beside(&b, &st, &some_limits, NULL), KVD_OK);
+    assert_string_equal(b->ops->name, "cpu");
+    assert_int_equal(b->ops->stream_sync(st, NULL), KVD_OK);
+    kvd_backend_close_beside(b, st);
+    kvd_backend_close_beside(NULL, NULL);
+    live = kvd_alloc_live();
+    for (int64_t n = 0; n < 100 && !done; n++) {
+        kvd_alloc_fault(n, false);
+        if (kvd_backend_open_beside(&b, &st, &some_limits, NULL) == KVD_OK) {
+            done = !kvd_alloc_fault_hit();
+            kvd_backend_close_beside(b, st);
+        } else {
+            assert_null(b);
+            assert_null(st);
+        }
+        kvd_alloc_fault(-1, false);
+        assert_int_equal(kvd_alloc_live(), live);
+    }
+    assert_true(done);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -205,6 +234,7 @@ int main(void)
         cmocka_unit_test(test_isa_levels),
         cmocka_unit_test(test_memory_copies_scratch),
         cmocka_unit_test(test_every_allocation_fails_once),
+        cmocka_unit_test(test_beside),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -101,11 +101,11 @@ static kv_disk_stats stats_of(const kv_disk *d)
 
 /* ---- what was put is found -------------------------------------------------------- */
 
-static const dm_unit blocks_[] = { { KV_DISK_BLOCK, 0, 0, 0, NULL, false },
-                                   { KV_DISK_BLOCK, 1, 0, 0, NULL, false } };
-static const dm_unit segment_  = { KV_DISK_SEGMENT, 2, 0, 0, NULL, true };
-static const dm_unit segment2_ = { KV_DISK_SEGMENT, 18, 0, 0, NULL, false };
-static const dm_unit tail_     = { KV_DISK_TAIL, 34, 45, 0, NULL, false };
+static const dm_unit blocks_[] = { { KV_DISK_BLOCK, 0, 0, 0, NULL },
+                                   { KV_DISK_BLOCK, 1, 0, 0, NULL } };
+static const dm_unit segment_  = { KV_DISK_SEGMENT, 2, 0, 0, NULL };
+static const dm_unit segment2_ = { KV_DISK_SEGMENT, 18, 0, 0, NULL };
+static const dm_unit tail_     = { KV_DISK_TAIL, 34, 45, 0, NULL };
 
 static void put_all(kv_disk *d)
 {
@@ -206,10 +206,10 @@ static void spans(void **state)
 static void names_keep_apart(void **state)
 {
     kv_disk      *d      = open_plain();
-    const dm_unit salted = { KV_DISK_BLOCK, 0, 0, 0, "alice", false };
-    const dm_unit sparse = { KV_DISK_BLOCK, 2, 0, 1, NULL, false };
+    const dm_unit salted = { KV_DISK_BLOCK, 0, 0, 0, "alice" };
+    const dm_unit sparse = { KV_DISK_BLOCK, 2, 0, 1, NULL };
     kv_disk_match m;
-    kv_disk_query q = { token_, N_TOKEN, { NULL, 0 }, dm_prov, 1 };
+    kv_disk_query q = { token_, N_TOKEN, { NULL, 0 }, dm_prov, 1, false };
 
     (void)state;
     put_ok(d, &salted);
@@ -258,8 +258,8 @@ static void names_keep_apart(void **state)
 static void ways_part(void **state)
 {
     kv_disk      *d      = open_plain();
-    const dm_unit sparse = { KV_DISK_BLOCK, 1, 0, DM_PROV_SPARSE, NULL, false };
-    dm_unit       last   = { KV_DISK_BLOCK, 2, 0, DM_PROV_SPARSE, NULL, false };
+    const dm_unit sparse = { KV_DISK_BLOCK, 1, 0, DM_PROV_SPARSE, NULL };
+    dm_unit       last   = { KV_DISK_BLOCK, 2, 0, DM_PROV_SPARSE, NULL };
     kv_disk_name  n;
     kv_disk_key   key;
     kv_disk_put   put;
@@ -333,7 +333,7 @@ static void the_catalogue_is_checked(void **state)
 /* The salt is in none of the files. */
 static void salts_are_not_kept(void **state)
 {
-    const dm_unit u = { KV_DISK_BLOCK, 0, 0, 0, "correct-horse-battery", false };
+    const dm_unit u = { KV_DISK_BLOCK, 0, 0, 0, "correct-horse-battery" };
     kv_disk      *d = open_plain();
     char          command[512];
 
@@ -353,10 +353,10 @@ static void salts_are_not_kept(void **state)
 static void tails(void **state)
 {
     kv_disk      *d     = open_plain();
-    const dm_unit t10   = { KV_DISK_TAIL, 0, 10, 0, NULL, false };
-    const dm_unit t20   = { KV_DISK_TAIL, 0, 20, 0, NULL, false };
-    const dm_unit t50   = { KV_DISK_TAIL, 0, 50, 0, NULL, false };
-    const dm_unit spars = { KV_DISK_TAIL, 0, 50, 1, NULL, false };
+    const dm_unit t10   = { KV_DISK_TAIL, 0, 10, 0, NULL };
+    const dm_unit t20   = { KV_DISK_TAIL, 0, 20, 0, NULL };
+    const dm_unit t50   = { KV_DISK_TAIL, 0, 50, 0, NULL };
+    const dm_unit spars = { KV_DISK_TAIL, 0, 50, 1, NULL };
 
     (void)state;
     put_ok(d, &t20);
@@ -389,11 +389,10 @@ static uint8_t rec_[DM_SEGMENT_REC * DM_RECORD]; /* bytes that do not matter */
 static void puts_misused(void **state)
 {
     kv_disk       *d = open_plain(), *other;
-    dm_unit        u = { KV_DISK_SEGMENT, 0, 0, 0, NULL, false };
+    dm_unit        u = { KV_DISK_SEGMENT, 0, 0, 0, NULL };
     kv_disk_name   n = dm_name(d, token_, &blocks_[0]);
     kv_disk_put    put, put2;
-    kv_disk_params p                     = dm_params(dir_);
-    uint16_t       order[DM_SEGMENT_REC] = { 0 };
+    kv_disk_params p = dm_params(dir_);
     kvd_err        err;
 
     (void)state;
@@ -404,10 +403,9 @@ static void puts_misused(void **state)
     assert_int_equal(kv_disk_put_begin(d, &n, &put, &err), KVD_OK);
     assert_int_equal(kv_disk_put_begin(d, &n, &put2, &err), KVD_OK);
     assert_int_equal(put2, KV_DISK_NONE); /* under way */
-    assert_int_equal(kv_disk_put_lane(d, put, DM_LANES, rec_, NULL, rec_, &err), KVD_E_INVAL);
-    assert_int_equal(kv_disk_put_lane(d, put, 0, rec_, order, rec_, &err), KVD_E_INVAL);
-    assert_int_equal(kv_disk_put_lane(d, put, 0, rec_, NULL, rec_, &err), KVD_OK);
-    assert_int_equal(kv_disk_put_lane(d, put, 0, rec_, NULL, rec_, &err), KVD_E_INVAL);
+    assert_int_equal(kv_disk_put_lane(d, put, DM_LANES, rec_, rec_, &err), KVD_E_INVAL);
+    assert_int_equal(kv_disk_put_lane(d, put, 0, rec_, rec_, &err), KVD_OK);
+    assert_int_equal(kv_disk_put_lane(d, put, 0, rec_, rec_, &err), KVD_E_INVAL);
     assert_int_equal(kv_disk_put_commit(d, put, &err), KVD_E_INVAL); /* lanes are missing */
     assert_non_null(strstr(err.msg, "1 of 3 lanes"));
     assert_int_equal(kv_disk_put_commit(d, put, &err), KVD_E_INVAL); /* gone */
@@ -426,7 +424,6 @@ static void puts_misused(void **state)
     assert_int_equal(kv_disk_put_begin(d, &n, &put, &err), KVD_E_INVAL);
     n = dm_name(d, token_, &u);
     assert_int_equal(kv_disk_put_begin(d, &n, &put, &err), KVD_OK);
-    assert_int_equal(kv_disk_put_lane(d, put, 0, rec_, order, rec_, &err), KVD_E_INVAL);
     kv_disk_put_abort(d, put);
     kv_disk_close(d);
 
@@ -448,15 +445,15 @@ static void reads_misused(void **state)
     (void)state;
     put_all(d);
     assert_int_equal(dm_find(d, token_, N_TOKEN, NULL, &m, &err), KVD_OK);
-    const kv_disk_unit segment = m.span[2].unit;
-    const kv_disk_read r[]     = { { segment, KV_DISK_RECORDS, DM_LANES, 0, 1, rec_ },
-                                   { segment, KV_DISK_RECORDS, 0, DM_SEGMENT_REC, 1, rec_ },
-                                   { segment, KV_DISK_RECORDS, 0, 1, UINT32_MAX, rec_ },
-                                   { segment, KV_DISK_AUX, 0, 16, 1, rec_ },
-                                   { m.span[4].unit, KV_DISK_AUX, 0, 0, 1, rec_ },
-                                   { 77, KV_DISK_AUX, 0, 0, 1, rec_ } };
-    const kv_disk_read one     = { segment, KV_DISK_RECORDS, 0, 0, DM_SEGMENT_REC, rec_ };
-    kv_disk_read       many[20];
+    const kv_disk_unit  segment = m.span[2].unit;
+    const kv_disk_read  r[]     = { { segment, KV_DISK_RECORDS, DM_LANES, 0, 1, rec_ },
+                                    { segment, KV_DISK_RECORDS, 0, DM_SEGMENT_REC, 1, rec_ },
+                                    { segment, KV_DISK_RECORDS, 0, 1, UINT32_MAX, rec_ },
+                                    { segment, KV_DISK_AUX, 0, 16, 1, rec_ },
+                                    { m.span[4].unit, KV_DISK_AUX, 0, 0, 1, rec_ },
+                                    { 77, KV_DISK_AUX, 0, 0, 1, rec_ } };
+    const kv_disk_read  one     = { segment, KV_DISK_RECORDS, 0, 0, DM_SEGMENT_REC, rec_ };
+    static kv_disk_read many[2048 + 1]; /* dm_params().max_pieces, and one */
 
     for (uint32_t i = 0; i < KVD_COUNTOF(r); i++)
         assert_int_equal(kv_disk_read_now(d, &r[i], 1, &err), KVD_E_INVAL);
@@ -469,9 +466,11 @@ static void reads_misused(void **state)
     assert_int_equal(kv_disk_read_start(d, &one, 1, false, &none, &err), KVD_E_BUSY);
     for (uint32_t i = 0; i < KV_DISK_TICKET_MAX; i++)
         assert_int_equal(kv_disk_read_wait(d, t[i], &err), KVD_OK);
-    for (uint32_t i = 0; i < 20; i++)
+    for (uint32_t i = 0; i < KVD_COUNTOF(many); i++)
         many[i] = one;
-    assert_int_equal(kv_disk_read_start(d, many, 20, false, &none, &err), KVD_E_INVAL);
+    assert_int_equal(dm_params(dir_).max_pieces, KVD_COUNTOF(many) - 1);
+    assert_int_equal(kv_disk_read_start(d, many, KVD_COUNTOF(many), false, &none, &err),
+                     KVD_E_INVAL);
     kv_disk_match_close(d, &m);
     kv_disk_close(d);
 }
@@ -512,7 +511,7 @@ static void eviction(void **state)
     token_[0] += 2;
     put_ok(d, &u);
     flush_ok(d);
-    const dm_unit u1 = { KV_DISK_BLOCK, 1, 0, 0, NULL, false };
+    const dm_unit u1 = { KV_DISK_BLOCK, 1, 0, 0, NULL };
 
     put_ok(d, &u1);
     flush_ok(d);
@@ -605,7 +604,7 @@ static void files(void **state)
 {
     kv_disk_params p = dm_params(dir_);
     kv_disk       *d;
-    dm_unit        u = { KV_DISK_BLOCK, 0, 0, 0, NULL, false };
+    dm_unit        u = { KV_DISK_BLOCK, 0, 0, 0, NULL };
     kv_disk_stats  s;
 
     (void)state;
@@ -620,7 +619,7 @@ static void files(void **state)
 
         assert_int_equal(kv_disk_put_begin(d, &n, &put, NULL), KVD_OK);
         for (uint32_t lane = 0; lane < DM_LANES; lane++)
-            assert_int_equal(kv_disk_put_lane(d, put, lane, big, NULL, big, NULL), KVD_OK);
+            assert_int_equal(kv_disk_put_lane(d, put, lane, big, big, NULL), KVD_OK);
         assert_int_equal(kv_disk_put_commit(d, put, NULL), KVD_OK);
     }
     flush_ok(d);
@@ -677,9 +676,9 @@ static bool tamper(uint64_t bytes)
 /* A load after tampering: what counts is found out, the unit is gone, the next store heals it. */
 static void tampered_units(void **state)
 {
-    static const dm_unit one[]   = { { KV_DISK_BLOCK, 0, 0, 0, NULL, false },
-                                     { KV_DISK_SEGMENT, 0, 0, 0, NULL, true },
-                                     { KV_DISK_TAIL, 0, 60, 0, NULL, false } };
+    static const dm_unit one[]   = { { KV_DISK_BLOCK, 0, 0, 0, NULL },
+                                     { KV_DISK_SEGMENT, 0, 0, 0, NULL },
+                                     { KV_DISK_TAIL, 0, 60, 0, NULL } };
     uint32_t             n_found = 0;
 
     (void)state;
@@ -864,7 +863,7 @@ static uint64_t model_known(const model *m, uint32_t way, uint64_t n)
 static void model_put(model *m, kv_disk *d, bool commit)
 {
     const uint32_t way = (uint32_t)kvd_rng_below(&rng_, MODEL_WAYS);
-    dm_unit        u   = { .kind = (kv_disk_kind)kvd_rng_below(&rng_, 3), .cluster = m->n_op & 1 };
+    dm_unit        u   = { .kind = (kv_disk_kind)kvd_rng_below(&rng_, 3) };
     kvd_err        err = { 0 };
 
     u.n_tail_token =

@@ -19,8 +19,8 @@ static kvd_rng rng_;
 static int32_t token_[N_TOKEN];
 static uint8_t buf_[DM_LANES][DM_SEGMENT_REC * DM_RECORD];
 
-static const dm_unit segment_ = { KV_DISK_SEGMENT, 0, 0, 0, NULL, false };
-static const dm_unit block_   = { KV_DISK_BLOCK, 16, 0, 0, NULL, false };
+static const dm_unit segment_ = { KV_DISK_SEGMENT, 0, 0, 0, NULL };
+static const dm_unit block_   = { KV_DISK_BLOCK, 16, 0, 0, NULL };
 
 static int setup(void **state)
 {
@@ -103,7 +103,7 @@ static void no_answer_is_an_error(void **state)
     assert_int_equal(kv_disk_read_now(d, &r, 1, &err), KVD_OK); /* the other slots go on */
 
     /* A store whose writes are not answered fails, and pauses. */
-    const dm_unit u = { KV_DISK_BLOCK, 17, 0, 0, NULL, false };
+    const dm_unit u = { KV_DISK_BLOCK, 17, 0, 0, NULL };
 
     sim.lost = 65536;
     was      = stats_of(d);
@@ -194,7 +194,7 @@ static void a_bad_disk_pauses_stores(void **state)
     kv_disk_params p   = dm_params(dir_);
     kv_disk_match  m;
     kvd_err        err = { 0 };
-    const dm_unit  u   = { KV_DISK_BLOCK, 17, 0, 0, NULL, false };
+    const dm_unit  u   = { KV_DISK_BLOCK, 17, 0, 0, NULL };
 
     (void)state;
     p.io.kind  = OS_IO_SIM;
@@ -237,7 +237,7 @@ static void decode_allocates_nothing(void **state)
     kv_disk_match        m;
     kvd_err              err = { 0 };
     kv_disk             *d   = open_filled(&p, &m);
-    const dm_unit        u   = { KV_DISK_TAIL, 17, 20, 0, NULL, false };
+    const dm_unit        u   = { KV_DISK_TAIL, 17, 20, 0, NULL };
 
     (void)state;
     assert_int_equal(dm_put(d, token_, &u, &rng_, &err), KVD_OK);

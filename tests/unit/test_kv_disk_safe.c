@@ -52,7 +52,7 @@ static kvd_status open_at(kv_disk **d, const char *dir, kvd_err *err)
 
 static void put_block(kv_disk *d, uint32_t block)
 {
-    const dm_unit u   = { KV_DISK_BLOCK, block, 0, 0, NULL, false };
+    const dm_unit u   = { KV_DISK_BLOCK, block, 0, 0, NULL };
     kvd_err       err = { 0 };
 
     if (dm_put(d, token_, &u, &rng_, &err) != KVD_OK || kv_disk_flush(d, &err) != KVD_OK)

@@ -281,12 +281,21 @@ static void test_canceled_schedules(void **state)
     close_apart(m);
 }
 
+/* As kvdrive.h says: no size is tried that would make more micro-batches. */
+static void test_micro_batches_max(void **state)
+{
+    (void)state;
+    for (uint32_t rows = 1; rows <= 64; rows *= 2) {
+        assert_true(kv_micro_batch_fits(KVD_MICRO_BATCHES_MAX * rows, rows));
+        assert_false(kv_micro_batch_fits(KVD_MICRO_BATCHES_MAX * rows + 1, rows));
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_text_schedules),
-        cmocka_unit_test(test_micro_batches),
-        cmocka_unit_test(test_trace_of_streams),
+        cmocka_unit_test(test_same_text_schedules), cmocka_unit_test(test_micro_batches),
+        cmocka_unit_test(test_micro_batches_max),   cmocka_unit_test(test_trace_of_streams),
         cmocka_unit_test(test_canceled_schedules),
     };
 
