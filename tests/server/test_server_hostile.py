@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that get in each other's way, or want more than their share."""
+import threading
+
+from kvserver import Server, main
+
+COMPLETION = "/v1/completions"
+BIAS = {"261": -100}
+
+
+def at_once(functions):
+    """Runs them all; the first mistake is raised."""
+    wrong = []
+
+    def run(function):
+        try:
+            function()
+        except Exception as e:
+            wrong.append(e)
+
+    threads = [threading.Thread(target=run, args=(f,)) for f in functions]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if wrong:
+        raise wrong[0]
+
+
+def test_echo_beside_prompts():
+    """Prompts whose logits are all wanted leave room for the one row that others need: whatever
+    comes together in a step, nobody's request fails."""
+    ask = [{"prompt": [60 + i] * (20 if i % 2 else 700), "max_tokens": 1, "logit_bias": BIAS,
+            **({} if i % 2 else {"echo": True, "logprobs": 1})} for i in range(8)]
+    with Server("--parallel", "8") as s:
+        got = []
+        for _ in range(3):
+            at_once([lambda a=a: got.append(s.call("POST", COMPLETION, a)) for a in ask])
+            s.call("DELETE", "/cache")
+        for status, _, data in got:
+            assert status == 200, (status, data[:300])
+
+
+def test_echo_goes_on_beside_answers():
+    """However little of a prompt a step beside answers may take: one whose logits are all wanted
+    goes on, and so do those behind it."""
+    with Server("--max-gap", "0.01", "--parallel", "3") as s:
+        done, told = threading.Event(), [0]
+
+        def read():
+            for e in s.stream(COMPLETION, {"prompt": [67] * 50, "max_tokens": 3900,
+                                           "logit_bias": BIAS}):
+                told[0] += 1
+                if done.is_set() or e == "[DONE]":
+                    break
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        s.wait_for(lambda: told[0] > 0)
+        at_once([lambda: s.post(COMPLETION, {"prompt": [68] * 60, "max_tokens": 1, "echo": True,
+                                             "logprobs": 1}, timeout=20),
+                 lambda: s.post(COMPLETION, {"prompt": "hello", "max_tokens": 1}, timeout=20)])
+        done.set()
+        reader.join()
+        assert told[0] < 3000, told
+
+
+def test_small_batches():
+    """A batch smaller than such a prompt's least piece is no reason to wait for ever."""
+    for parallel in ("1", "4"):
+        with Server("-b", "1", "--parallel", parallel) as s:
+            at_once([lambda i=i: s.post(COMPLETION, {"prompt": [60 + i] * 50, "max_tokens": 20,
+                                                     "echo": i % 2 == 0, "logprobs": 1},
+                                        timeout=20)
+                     for i in range(5)])
+
+
+if __name__ == "__main__":
+    main(globals())
