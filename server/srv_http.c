@@ -422,7 +422,7 @@ void srv_http_tick(srv *s, uint64_t now)
     for (srv_call *c = s->calls; c; c = c->next) {
         if (c->gone && !c->at_work)
             srv_http_resume(c);
-        if (!c->reply.status || c->gone) /* nothing goes out yet */
+        if (c->at_work || !c->reply.status || c->gone) /* nothing goes out yet */
             continue;
         if (c->suspended && late(now, c->said_ns, s->p.keepalive_s)) {
             c->keepalive = true;

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Requests that get in each other's way, or want more than their share."""
+import os
+import signal
 import threading
+import time
 
 from kvserver import Server, main
 
 COMPLETION = "/v1/completions"
+FAULT = os.environ.get("KVDRIVE_FAULT")  # its steps take as long as a signal says
 BIAS = {"261": -100}
 
 
@@ -74,6 +78,21 @@ def test_small_batches():
                                                      "echo": i % 2 == 0, "logprobs": 1},
                                         timeout=20)
                      for i in range(5)])
+
+
+def test_clear_in_a_long_step():
+    """A worker waits for the engine while the net thread looks after limits of time: they do not
+    get in each other's way, as the thread sanitizer sees."""
+    with Server("--parallel", "1", program=FAULT) as s:
+        s.process.send_signal(signal.SIGRTMIN + 15)  # 0.5 ms a token: 0.25 s a step
+        for i in range(3):
+            c = s.raw_post(COMPLETION, {"prompt": [67 + i] * 2500, "max_tokens": 1})
+            s.wait_for(lambda: s.slots()["running"] == 1)
+            start = time.monotonic()
+            assert s.call("DELETE", "/cache")[0] == 200
+            c.recv(100)
+            c.close()
+            assert time.monotonic() - start > 0.1
 
 
 if __name__ == "__main__":
