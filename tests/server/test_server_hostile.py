@@ -6,9 +6,9 @@ import signal
 import threading
 import time
 
-from kvserver import Server, main
+from kvserver import SLOW, Server, main
 
-COMPLETION = "/v1/completions"
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 FAULT = os.environ.get("KVDRIVE_FAULT")  # its steps take as long as a signal says
 BIAS = {"261": -100}
 
@@ -93,6 +93,27 @@ def test_clear_in_a_long_step():
             c.recv(100)
             c.close()
             assert time.monotonic() - start > 0.1
+
+
+def test_values_of_a_body():
+    """Short values take a hundred times the memory of their text: too many are refused before they
+    are read, wherever they are JSON.  In a string they are text."""
+    many, lists = 2097152, 262144
+    chat = '{"max_tokens":1,"messages":[{"role":"user","content":"x"}'
+    calls = ',{"role":"assistant","tool_calls":[%s]}]}'
+    call = '{"function":{"name":"f","arguments":"[%s0]"}}'
+    with Server() as s:
+        s.post("/tokenize", {"content": "[" * (lists + 1) + "," * (many + 1) + '\\",[{'})
+        rss = s.rss_kib()
+        for text, n in (("[],", lists), ("{},", lists), ("1,", many)):
+            body = '{"content":"x","unknown":[' + text * (n - 4) + "0]}"
+            assert s.post("/tokenize", body)["count"] == 1
+            body = '{"content":"x","unknown":[' + text * (10 << 20) + "0]}"
+            assert "values" in s.error("/tokenize", body, None)["message"]
+        # calls' arguments are JSON in strings: text, where they would be too many
+        s.post(CHAT, chat + calls % ",".join([call % ("[]," * 200000)] * 40))
+        if SLOW == 1:  # sanitizers keep what was freed
+            assert s.rss_kib() - rss < 500 << 10, (s.rss_kib(), rss)
 
 
 if __name__ == "__main__":
