@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Requests that get in each other's way, or want more than their share."""
+import json
 import os
 import signal
 import threading
@@ -114,6 +115,35 @@ def test_values_of_a_body():
         s.post(CHAT, chat + calls % ",".join([call % ("[]," * 200000)] * 40))
         if SLOW == 1:  # sanitizers keep what was freed
             assert s.rss_kib() - rss < 500 << 10, (s.rss_kib(), rss)
+
+
+def test_half_sent_bodies():
+    """Large bodies that are being read share a limit; small ones are read all the same."""
+    head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 199000\r\n\r\n"
+    large = {"content": "x" * 150000}
+    with Server("--body-limit", "200000", "--read-timeout", "20") as s:
+        for wait in (0.1, 0.5, 1, 3):  # until all of it has come, and is not in the socket
+            half = [s.raw((head + " " * 190000).encode()) for _ in range(8)]
+            time.sleep(wait)
+            status, headers, data = s.call("POST", "/tokenize", large)
+            if status == 503:
+                break
+            for c in half:
+                c.close()
+        assert status == 503, data[:100]
+        assert headers["Retry-After"] == "1"
+        assert "memory" in json.loads(data)["error"]["message"]
+        s.post("/tokenize", {"content": "x" * 60000})
+        # what has left takes no memory any more, nor does what was answered
+        half[0].close()
+        s.wait_for(lambda: s.call("POST", "/tokenize", large)[0] == 200)
+        for c in half[1:]:
+            c.sendall(b" " * 8999 + b"1")
+            c.recv(100)
+        for _ in range(20):
+            s.post("/tokenize", large)
+        for c in half[1:]:
+            c.close()
 
 
 if __name__ == "__main__":
