@@ -3,6 +3,7 @@
 """Requests that get in each other's way, or want more than their share."""
 import json
 import os
+import select
 import signal
 import threading
 import time
@@ -143,6 +144,19 @@ def test_half_sent_bodies():
         for _ in range(20):
             s.post("/tokenize", large)
         for c in half[1:]:
+            c.close()
+
+
+def test_large_bodies_hold_up_none():
+    """However many large bodies are at work: small ones are answered before."""
+    with Server() as s:
+        large = [s.raw_post("/tokenize", {"content": "ab " * (2 << 20)}) for _ in range(3)]
+        for _ in range(5):
+            assert s.post("/tokenize", {"content": "x"})["count"] == 1
+            s.post(COMPLETION, {"prompt": "x", "max_tokens": 1})
+        assert select.select(large, [], [], 0)[0] == []
+        for c in large:
+            assert b" 200 " in c.recv(100)
             c.close()
 
 
