@@ -160,5 +160,26 @@ def test_large_bodies_hold_up_none():
             c.close()
 
 
+def test_headers_of_two_meanings():
+    """What a proxy before the server may read otherwise than it does is refused: where a request
+    ends, and whom it is for."""
+    body = b'{"content":"hi"}'
+    length, coded = b"Content-Length: 16\r\n", b"10\r\n" + body + b"\r\n0\r\n\r\n"
+    host, chunked = b"Host: localhost\r\n", b"Transfer-Encoding: chunked\r\n"
+    with Server() as s:
+        for heads, data, want in (
+                (host + length, body, 200), (host + chunked, coded, 200),
+                (host + length + length, body, 400),
+                (host + length + b"content-length: 3\r\n", body, 400),
+                (host + b"Content-Length: 3\r\n" + chunked, coded, 400),
+                (host + chunked + length, coded, 400),
+                (host + b"Host: evil.example\r\n" + length, body, 400),
+                (b"Host: evil.example\r\n" + host + length, body, 400)):
+            c = s.raw(b"POST /tokenize HTTP/1.1\r\nConnection: close\r\n" + heads + b"\r\n" +
+                      data)
+            assert int(c.recv(1000).split()[1]) == want, heads
+            c.close()
+
+
 if __name__ == "__main__":
     main(globals())
