@@ -79,6 +79,8 @@ static kvd_status open_session(kvd_session **s, kvd_plan *plan, kvd_model *m, co
     p.n_seq     = (uint32_t)kvd_opts_int(o, "parallel");
     p.kv_tokens = (uint64_t)kvd_opts_int(o, "kv-tokens");
     p.n_logits  = p.n_seq + SERVER_ECHO_ROWS;
+    if (p.n_batch && p.n_batch < p.n_seq + SERVER_ECHO_MIN)
+        p.n_batch = p.n_seq + SERVER_ECHO_MIN;
     return cli_session_open(s, plan, m, &p, &a, o, err);
 }
 

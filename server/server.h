@@ -42,5 +42,7 @@ kvd_status server_run(kvd_model *m, kvd_session *s, const kvd_plan *plan, const 
 /* Rows of logits that a session should have beside one a sequence (kvd_session_params.n_logits):
  * for prompts whose probabilities are asked for. */
 #define SERVER_ECHO_ROWS 32u
+/* Tokens of such a prompt that a step has room for, whatever the batch is. */
+#define SERVER_ECHO_MIN 3u
 
 #endif

@@ -9,11 +9,35 @@
 
 #define WORD_MAX 96
 
+/* Values of a request, and lists and objects among them: the parser makes 50 to 250 bytes of each,
+ * of which some have two in the text. */
+#define VALUES_MAX (1u << 21)
+#define LISTS_MAX  (1u << 18)
+
+/* Counts the values of a text that is JSON, or its beginning that is; false: they are too many. */
+static bool add_values(srv_fields *f, const char *s, size_t len)
+{
+    bool text = false;
+
+    for (size_t i = 0; i < len; i++) {
+        if (text && s[i] == '\\')
+            i++;
+        else if (s[i] == '"')
+            text = !text;
+        else if (!text) {
+            f->n_value += s[i] == ',';
+            f->n_list += s[i] == '[' || s[i] == '{';
+        }
+    }
+    return f->n_value < VALUES_MAX && f->n_list <= LISTS_MAX;
+}
+
 /* The parser recurses: what is nested deeper than our limit never gets there.  Nor do zero bytes,
  * which it takes for ends. */
-json_t *srv_parse_json(const char *text, size_t len)
+json_t *srv_parse_json(srv_fields *f, const char *text, size_t len)
 {
-    if (memchr(text, 0, len) || kvd_json_deeper(text, len, SRV_JSON_DEPTH))
+    if (memchr(text, 0, len) || kvd_json_deeper(text, len, SRV_JSON_DEPTH) ||
+        !add_values(f, text, len))
         return NULL;
     return json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
 }
@@ -30,6 +54,9 @@ bool srv_fields_open(srv_fields *f, srv *s, srv_call *c)
         return srv_fields_bad(f, NULL, "the body is not JSON: it has a zero byte");
     if (kvd_json_deeper(b->data, b->len, SRV_JSON_DEPTH))
         return srv_fields_bad(f, NULL, "the body is nested more than %u deep", SRV_JSON_DEPTH);
+    if (!add_values(f, b->data, b->len))
+        return srv_fields_bad(f, NULL, "the body has more than %u values, or %u lists and objects",
+                              VALUES_MAX, LISTS_MAX);
     f->root = json_loadb(b->data, b->len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
     if (!f->root)
         return srv_fields_bad(f, NULL, "the body is not JSON: %s (byte %d)", e.text, e.position);

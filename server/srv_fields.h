@@ -17,6 +17,7 @@ typedef struct srv_fields {
     json_t    *root; /* an object; owned */
     srv_reply *reply;
     bool       bad;
+    uint64_t   n_value, n_list; /* in all JSON of the request so far */
 } srv_fields;
 
 /* Parses the call's body; false: it is not an object, as the reply says.  Closed either way. */
@@ -84,8 +85,8 @@ const json_t *srv_use_tools(srv_fields *f, const char *format, const srv_tools *
 /* That of the fields of a chat. */
 const json_t *srv_get_tools(srv_fields *f, srv_request *r);
 
-/* A text as JSON: NULL where it is none, or beyond the limits of a body. */
-json_t *srv_parse_json(const char *text, size_t len);
+/* A text as JSON: NULL where it is none, or beyond the limits of a body, whose part it is. */
+json_t *srv_parse_json(srv_fields *f, const char *text, size_t len);
 /* Tokens of a text, specials inside the spans only; owned by the caller. */
 bool srv_tokenize(srv_fields *f, const char *text, size_t len, const kvd_span *spans, size_t n_span,
                   bool bos, srv_input *out);

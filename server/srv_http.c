@@ -21,6 +21,8 @@
 #define CONN_BYTES   (16u << 10) /* of one connection in the library: headers must fit */
 #define STREAM_BLOCK 4096u
 #define SEND_BYTES   (128 << 10) /* in the kernel, of a reader that is behind */
+#define BODY_SMALL   (64u << 10) /* a body up to here is always read */
+#define BODIES       8u          /* times the limit of one: all that are larger, together */
 #define NS           1000000000.0
 
 /* ---- connections --------------------------------------------------------------------------- */
@@ -130,6 +132,12 @@ static void log_call(const srv_call *c)
                 c->reply.status, ms);
 }
 
+void srv_http_body_read(srv_call *c)
+{
+    c->s->n_body -= c->n_body;
+    c->n_body = 0;
+}
+
 /* Nobody waits for the job any more. */
 static void leave_job(srv_call *c)
 {
@@ -162,6 +170,7 @@ static void on_completed(void *cls, struct MHD_Connection *mc, void **ctx,
     c->conn->in_call = c->conn->reading = false;
     c->conn->since_ns                   = kvd_now_ns();
     leave_job(c);
+    srv_http_body_read(c);
     if (c->prev)
         c->prev->next = c->next;
     else
@@ -368,6 +377,20 @@ static void dispatch(srv_call *c)
         c->route->run(c->s, c);
 }
 
+/* Whether there is room for so much more of a body; it is counted then. */
+static bool count_body(srv_call *c, size_t len)
+{
+    const uint64_t n = c->body.len + len, all = c->s->n_body - c->n_body + n;
+
+    if (n <= BODY_SMALL)
+        return true;
+    if (all / BODIES > c->s->p.body_bytes)
+        return false;
+    c->s->n_body = all;
+    c->n_body    = n;
+    return true;
+}
+
 /* Part of a body; false: more than is allowed, and the length was not announced. */
 static bool add_body(srv_call *c, const char *data, size_t len)
 {
@@ -375,6 +398,14 @@ static bool add_body(srv_call *c, const char *data, size_t len)
         return true;
     if (len > c->s->p.body_bytes - c->body.len)
         return false;
+    if (!count_body(c, len)) {
+        srv_reply_error(&c->reply, 503, NULL, NULL,
+                        "requests that are being read take all memory there is for them");
+        c->reply.retry_s = 1;
+        srv_http_body_read(c);
+        kvd_buf_free(&c->body);
+        return true;
+    }
     kvd_buf_put(&c->body, data, len);
     if (c->body.oom)
         srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
@@ -430,7 +461,7 @@ void srv_http_tick(srv *s, uint64_t now)
     for (srv_call *c = s->calls; c; c = c->next) {
         if (c->gone && !c->at_work)
             srv_http_resume(c);
-        if (!c->reply.status || c->gone) /* nothing goes out yet */
+        if (c->at_work || !c->reply.status || c->gone) /* nothing goes out yet */
             continue;
         if (c->suspended && late(now, c->said_ns, s->p.keepalive_s)) {
             c->keepalive = true;

@@ -61,6 +61,7 @@ struct srv_call {
     srv_call              *next_work;        /* for a worker, or back from one */
     uint64_t               born_ns, said_ns; /* said: a stream has given bytes */
     kvd_buf                body;
+    uint64_t               n_body; /* of it, as counted in the server's */
     srv_reply              reply;
     srv_job               *job;
     kvd_buf                out; /* of a stream: made, not taken yet */
@@ -105,8 +106,9 @@ struct srv {
     srv_conn          *conns;
     srv_call          *calls;
     uint32_t           n_call;
-    srv_slot_view     *slots; /* [n_seq] net thread's copy */
-    srv_map           *map;   /* likewise */
+    uint64_t           n_body; /* bytes of large bodies that are in memory */
+    srv_slot_view     *slots;  /* [n_seq] net thread's copy */
+    srv_map           *map;    /* likewise */
 
     uint64_t tick_ns, stop_ns; /* stop: when it was told to; 0: not */
     uint64_t sick_ns;          /* when the engine was found broken; 0: it is well */
@@ -139,6 +141,7 @@ void       srv_http_stop_listening(srv *s);
 void       srv_http_accept(srv *s); /* who waits at other_fd, while there is room */
 void       srv_http_close(srv *s);  /* the workers have ended */
 void       srv_http_resume(srv_call *c);
+void       srv_http_body_read(srv_call *c);     /* it takes no memory any more */
 void       srv_http_ended(srv_conn *c);         /* its peer will send no more */
 void       srv_http_tick(srv *s, uint64_t now); /* limits of time */
 

@@ -238,6 +238,27 @@ static void preflight(srv_call *c)
         srv_reply_error(&c->reply, 403, NULL, NULL, "web pages of other origins may not call");
 }
 
+static enum MHD_Result count_head(void *cls, enum MHD_ValueKind kind, const char *key,
+                                  const char *value)
+{
+    uint32_t *n = cls;
+
+    (void)kind;
+    (void)value;
+    n[0] += strcasecmp(key, "Host") == 0;
+    n[1] += strcasecmp(key, "Content-Length") == 0;
+    return MHD_YES;
+}
+
+/* What a proxy may read otherwise than the library does, which takes the first of several. */
+static bool is_ambiguous(const srv_call *c)
+{
+    uint32_t n[2] = { 0 };
+
+    MHD_get_connection_values(c->c, MHD_HEADER_KIND, count_head, n);
+    return n[0] > 1 || n[1] > 1 || (n[1] && header(c, "Transfer-Encoding"));
+}
+
 /* The length that the request announces is checked before any of it is read. */
 static void check_length(srv_call *c)
 {
@@ -251,7 +272,9 @@ static void check_length(srv_call *c)
 
 bool srv_guard(srv_call *c, const char *method, const char *path)
 {
-    if (!good_host(c))
+    if (is_ambiguous(c))
+        srv_reply_error(&c->reply, 400, NULL, NULL, "Host, or the body's length, is given twice");
+    else if (!good_host(c))
         srv_reply_error(&c->reply, 403, NULL, NULL, "this Host is not served here");
     else if (!good_origin(c))
         srv_reply_error(&c->reply, 403, NULL, NULL, "web pages of this origin may not call");

@@ -124,6 +124,7 @@ static void take_done(srv *s)
     for (srv_call *c = srv_work_take_done(s), *next; c; c = next) {
         next       = c->next_work;
         c->at_work = false;
+        srv_http_body_read(c);
         if (c->job)
             c->job->conn = c;
         srv_http_resume(c);

@@ -86,7 +86,7 @@ static bool normalise_call(srv_fields *f, json_t *call, const char *where)
     if (json_is_object(args))
         return true;
     value =
-        args ? srv_parse_json(json_string_value(args), json_string_length(args)) : json_object();
+        args ? srv_parse_json(f, json_string_value(args), json_string_length(args)) : json_object();
     if (!json_is_object(value)) { /* a call that was cut: as it was written */
         json_decref(value);
         return true;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srv_step.c - one evaluation for all that run: a token of each answer, pieces of prompts; then
  * what comes of it. */
+#include "server.h"
 #include "srv_engine.h"
 
 #include <string.h>
@@ -114,18 +115,37 @@ static void add_answers(srv_engine *e)
     e->n_answer = e->n_row;
 }
 
+/* Rows of logits that a prompt may have beyond one for each slot that has no rows yet. */
+static uint32_t free_logits(const srv_engine *e)
+{
+    uint32_t n_kept = e->n_want;
+
+    for (uint32_t i = 0; i < e->p.n_seq; i++)
+        n_kept += e->slot_rows[i] == 0;
+    return e->p.n_logits - n_kept + 1; /* its own */
+}
+
+/* Tokens of a prompt whose logits are all wanted.  Two at least: one alone would be a step of an
+ * answer.  So it may be more than n, rather than nothing for as long as others answer. */
+static uint32_t echo_piece_of(const srv_engine *e, const srv_slot *s, uint32_t n)
+{
+    const uint32_t left = s->gen->n_target - s->n;
+    const uint32_t rows = free_logits(e), room = e->p.n_batch - e->n_row;
+
+    n = n > SERVER_ECHO_MIN ? n : SERVER_ECHO_MIN;
+    n = n < rows ? n : rows;
+    n = n < room ? n : room;
+    return left <= n ? left : n < SERVER_ECHO_MIN ? 0 : left - n == 1 ? n - 1 : n;
+}
+
 /* Tokens of a slot's prompt in this step, at most n.  The last token goes alone, whether the others
  * were evaluated or known, so that both give the same. */
 static uint32_t piece_of(const srv_engine *e, const srv_slot *s, uint32_t n)
 {
     const uint32_t left = s->gen->n_target - s->n;
 
-    if (s->gen->echo) { /* two at least: one alone would be a step of an answer */
-        const uint32_t rows = e->p.n_logits - e->n_want;
-
-        n = n < rows ? n : rows;
-        return left <= n ? left : n < 3 ? 0 : left - n == 1 ? n - 1 : n;
-    }
+    if (s->gen->echo)
+        return echo_piece_of(e, s, n);
     return left == 1 ? 1 : n < left ? n : left - 1;
 }
 
@@ -159,7 +179,7 @@ static void add_prompts(srv_engine *e)
         for (uint32_t i = 0; i < k; i++)
             add_row(e, (uint32_t)(s - e->slot), s->gen->token[s->n + i],
                     s->gen->echo || s->n + i + 1 == s->gen->n_target);
-        n -= k;
+        n -= k < n ? k : n;
     }
     e->n_piece = e->n_row - e->n_answer;
 }
