@@ -430,7 +430,7 @@ static bool keep_request(srv_fields *f, srv_request *r)
     for (size_t i = 0; ok && i < KVD_COUNTOF(said); i++) {
         json_t *v = srv_get(f->root, said[i].name);
 
-        v  = v ? json_incref(v) : srv_parse_json(f, said[i].or_else, strlen(said[i].or_else));
+        v  = v ? json_incref(v) : json_loads(said[i].or_else, JSON_DECODE_ANY, NULL);
         ok = json_object_set_new(o, said[i].name, v) == 0;
     }
     ok = ok ? srv_put_json(f, o, &r->again) : srv_fields_full(f, "no memory for the request");

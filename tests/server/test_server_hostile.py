@@ -114,6 +114,9 @@ def test_values_of_a_body():
             assert "values" in s.error("/tokenize", body, None)["message"]
         # calls' arguments are JSON in strings: text, where they would be too many
         s.post(CHAT, chat + calls % ",".join([call % ("[]," * 200000)] * 40))
+        call = {"type": "function_call", "call_id": "1", "name": "f",
+                "arguments": '{"a":[' + "[]," * lists + "0]}"}
+        s.post("/v1/responses", {"max_output_tokens": 1, "input": [call]})
         if SLOW == 1:  # sanitizers keep what was freed
             assert s.rss_kib() - rss < 500 << 10, (s.rss_kib(), rss)
 
