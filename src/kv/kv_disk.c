@@ -13,6 +13,7 @@
 
 #define SYNC_USER  (UINT64_C(1) << 32)           /* + index of the put */
 #define DIR_USER   (SYNC_USER + KV_DISK_PUT_MAX) /* likewise: of the directory */
+#define LOG_USER   (DIR_USER + KV_DISK_PUT_MAX)  /* + turn: of the catalogue */
 #define REAP_MAX   64u
 #define SLOT_MIN   4u
 #define SLOT_MAX   1024u
@@ -55,7 +56,7 @@ void kv_disk_slot_submit(kv_disk *d, disk_slot *s, os_io_op op, int fd, uint64_t
         kv_disk_submit_held(d);
 }
 
-/* The queue is as deep as there are slots, and syncs of puts. */
+/* The queue is as deep as there are slots, and syncs of puts and the catalogue. */
 void kv_disk_submit_held(kv_disk *d)
 {
     if (d->n_held > 0)
@@ -77,10 +78,21 @@ void kv_disk_sync_dir_submit(kv_disk *d, uint32_t put)
     os_io_submit(d->io, &r, 1);
 }
 
+void kv_disk_sync_log_submit(kv_disk *d, uint32_t turn, int fd)
+{
+    const os_io_req r = { OS_IO_SYNC, fd, NULL, 0, 0, LOG_USER + turn };
+
+    os_io_submit(d->io, &r, 1);
+}
+
 static void slot_done(kv_disk *d, const os_io_done *done)
 {
     disk_slot *s;
 
+    if (done->user >= LOG_USER) {
+        kv_disk_log_synced(d, (uint32_t)(done->user - LOG_USER), done->error);
+        return;
+    }
     if (done->user >= DIR_USER) { /* EINVAL: a filesystem without such a thing */
         kv_disk_put_written(d, &d->put[done->user - DIR_USER],
                             done->error == EINVAL ? 0 : done->error);
@@ -98,18 +110,24 @@ static void slot_done(kv_disk *d, const os_io_done *done)
     s->busy = false;
 }
 
-void kv_disk_pump(kv_disk *d, uint64_t timeout_ns)
+void kv_disk_reap(kv_disk *d, uint64_t timeout_ns)
 {
     os_io_done done[REAP_MAX];
     uint32_t   n;
 
-    kv_disk_read_issue(d);
     n = os_io_reap(d->io, done, REAP_MAX, timeout_ns);
     while (n > 0) {
         for (uint32_t i = 0; i < n; i++)
             slot_done(d, &done[i]);
         n = os_io_reap(d->io, done, REAP_MAX, 0);
     }
+}
+
+void kv_disk_pump(kv_disk *d, uint64_t timeout_ns)
+{
+    kv_disk_read_issue(d);
+    kv_disk_reap(d, timeout_ns);
+    kv_disk_log_advance(d);
     kv_disk_put_advance(d);
     kv_disk_read_issue(d);
 }
@@ -135,7 +153,7 @@ static kvd_status open_stage(kv_disk *d, kvd_err *err)
                         (unsigned long long)d->stage_bytes);
     for (uint32_t i = 0; i < d->n_slot; i++)
         d->slot[i].buf = d->stage + (size_t)i * DISK_SLOT_BYTES;
-    io.depth     = d->n_slot + 2 * KV_DISK_PUT_MAX;
+    io.depth     = d->n_slot + 2 * KV_DISK_PUT_MAX + 1;
     io.buf       = d->stage;
     io.buf_bytes = d->stage_bytes;
     KVD_TRY(os_io_open(&d->io, &io, err));
@@ -251,6 +269,7 @@ kvd_status kv_disk_open(kv_disk **out, const kv_disk_params *p, kvd_err *err)
     d->p       = *p;
     d->lock_fd = -1;
     d->dir_fd  = -1;
+    d->log     = (disk_log){ .fd = -1, .db_fd = -1 };
     fill_defaults(&d->p);
     d->rate_left = (int64_t)kvd_min_u64(d->p.max_bytes_per_s, INT64_MAX);
     d->rate_ns   = kvd_now_ns();
@@ -282,6 +301,7 @@ void kv_disk_close(kv_disk *d)
         return;
     if (d->io) {
         close_puts(d);
+        kv_disk_log_wait(d);
         idle = os_io_close(d->io);
     }
     kv_disk_cat_close(d);

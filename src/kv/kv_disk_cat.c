@@ -384,6 +384,13 @@ uint32_t kv_disk_cat_tails(kv_disk *d, const kv_disk_key *parent, int64_t *id, u
 
 /* ---- changes ---------------------------------------------------------------------- */
 
+/* For what has to be written now. */
+static bool cat_begin(kv_disk *d, kvd_err *err, kvd_status *st)
+{
+    kv_disk_log_wait(d);
+    return transaction(d, CAT_BEGIN, err, st);
+}
+
 static bool meta_set(kv_disk *d, const char *name, const void *p, uint64_t bytes, kvd_status *st,
                      kvd_err *err)
 {
@@ -474,7 +481,7 @@ kvd_status kv_disk_cat_publish(kv_disk *d, disk_row *r, const kv_disk_key *name,
     const uint64_t day[2] = { (uint64_t)d->day, d->stats.day_bytes };
     kvd_status     st;
 
-    if (!transaction(d, CAT_BEGIN, err, &st))
+    if (!cat_begin(d, err, &st))
         return st;
     if (cat_run(d, bind_row(d, r), &st, err)) {
         r->id = sqlite3_last_insert_rowid(d->cat->db);
@@ -495,7 +502,7 @@ bool kv_disk_cat_remove(kv_disk *d, int64_t id)
 {
     kvd_status st;
 
-    if (!transaction(d, CAT_BEGIN, NULL, &st))
+    if (!cat_begin(d, NULL, &st))
         return false;
     if (cat_simple(d, CAT_REMOVE, id) && cat_simple(d, CAT_REMOVE_TOKENS, id) &&
         cat_simple(d, CAT_REMOVE_NAMES, id) && transaction(d, CAT_COMMIT, NULL, &st))
@@ -508,6 +515,7 @@ void kv_disk_cat_set_bad(kv_disk *d, int64_t id)
 {
     d->stats.n_quarantined++;
     d->stats.n_bad++;
+    kv_disk_log_wait(d);
     (void)cat_simple(d, CAT_REMOVE_NAMES, id);
     (void)cat_simple(d, CAT_BAD, id);
 }
@@ -517,7 +525,7 @@ void kv_disk_cat_touch(kv_disk *d, const int64_t *id, uint32_t n, uint64_t used)
 {
     kvd_status st;
 
-    if (n == 0 || !transaction(d, CAT_BEGIN, NULL, &st))
+    if (n == 0 || !kv_disk_log_idle(d) || !transaction(d, CAT_BEGIN, NULL, &st))
         return;
     for (uint32_t i = 0; i < n; i++) {
         sqlite3_stmt *s = cat_use(d, CAT_TOUCH);
@@ -642,8 +650,7 @@ static kvd_status cat_connect(kv_disk *d, kvd_err *err)
 {
     static const char setup[] = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
                                 "PRAGMA synchronous = NORMAL; PRAGMA trusted_schema = OFF;"
-                                "PRAGMA cell_size_check = ON;"
-                                "PRAGMA wal_autocheckpoint = 256;";
+                                "PRAGMA cell_size_check = ON;";
     char              path[DISK_PATH_BYTES];
     int               rc;
 
@@ -742,6 +749,7 @@ bool kv_disk_note_put(kv_disk *d, const char *name, double v)
     kvd_status st;
 
     note_name(d, name, full);
+    kv_disk_log_wait(d);
     return meta_set(d, full, &v, sizeof(v), &st, NULL);
 }
 
@@ -786,6 +794,63 @@ static kvd_status cat_load(kv_disk *d, kvd_err *err)
     return rc == SQLITE_DONE ? KVD_OK : cat_fail(d, rc, err);
 }
 
+bool kv_disk_cat_checkpoint(kv_disk *d, bool empty)
+{
+    int       n_log = 0, n_copied = -1;
+    const int mode = empty ? SQLITE_CHECKPOINT_TRUNCATE : SQLITE_CHECKPOINT_PASSIVE;
+    const int rc   = d->cat_broken
+                         ? SQLITE_CORRUPT
+                         : sqlite3_wal_checkpoint_v2(d->cat->db, NULL, mode, &n_log, &n_copied);
+
+    if (rc != SQLITE_OK) {
+        (void)cat_fail(d, rc, NULL);
+        return false;
+    }
+    if (empty)
+        d->log.pages = 0;
+    return n_log == n_copied;
+}
+
+static int note_pages(void *ctx, sqlite3 *db, const char *name, int n)
+{
+    kv_disk *d = ctx;
+
+    (void)db;
+    (void)name;
+    d->log.pages = (uint32_t)n;
+    return SQLITE_OK;
+}
+
+void kv_disk_cat_alone(kv_disk *d)
+{
+    (void)sqlite3_exec(d->cat->db, "PRAGMA synchronous = NORMAL", NULL, NULL, NULL);
+    (void)sqlite3_wal_autocheckpoint(d->cat->db, DISK_LOG_PAGES); /* in the hook's place */
+    d->log.pages = 0;
+}
+
+/* From here on kv_disk_log.c syncs what SQLite writes; until the log is known to be empty the
+ * catalogue is not written.  Where there is no room to empty it now, SQLite keeps at it. */
+static kvd_status cat_take_over(kv_disk *d, kvd_err *err)
+{
+    char path[DISK_PATH_BYTES];
+    int  rc;
+
+    kv_disk_cat_alone(d);
+    if (!kv_disk_cat_checkpoint(d, true))
+        return d->cat_broken ? kvd_fail(err, KVD_E_CORRUPT, 0, "%s/catalog.db: damaged", d->dir)
+                             : KVD_OK;
+    path_in(d, "catalog.db", path);
+    KVD_TRY(os_file_open_in(&d->log.db_fd, d->dir_fd, path, OS_OPEN_WRITE, err));
+    path_in(d, "catalog.db-wal", path);
+    KVD_TRY(os_file_open_in(&d->log.fd, d->dir_fd, path, OS_OPEN_WRITE, err));
+    rc = sqlite3_exec(d->cat->db, "PRAGMA synchronous = OFF", NULL, NULL, NULL);
+    if (rc != SQLITE_OK)
+        return cat_fail(d, rc, err);
+    (void)sqlite3_wal_hook(d->cat->db, note_pages, d);
+    kv_disk_log_begin(d);
+    return KVD_OK;
+}
+
 static kvd_status cat_try(kv_disk *d, kvd_err *err)
 {
     d->cat = kvd_calloc(1, sizeof(*d->cat));
@@ -795,7 +860,8 @@ static kvd_status cat_try(kv_disk *d, kvd_err *err)
     KVD_TRY(cat_meta(d, err));
     if (d->p.geometry.n_lane)
         KVD_TRY(cat_model(d, err));
-    return cat_load(d, err);
+    KVD_TRY(cat_load(d, err));
+    return cat_take_over(d, err);
 }
 
 kvd_status kv_disk_cat_open(kv_disk *d, kvd_err *err)
@@ -840,7 +906,13 @@ void kv_disk_cat_close(kv_disk *d)
         return;
     for (uint32_t i = 0; i < CAT_N; i++)
         sqlite3_finalize(d->cat->stmt[i]);
+    if (d->cat->db)
+        kv_disk_cat_alone(d);
     sqlite3_close(d->cat->db);
+    /* not sooner: closing a file drops SQLite's locks on it */
+    os_file_close(d->log.fd);
+    os_file_close(d->log.db_fd);
+    d->log = (disk_log){ .fd = -1, .db_fd = -1 };
     kvd_free(d->cat);
     d->cat = NULL;
 }

@@ -14,13 +14,15 @@
 
 #include "kv/kv_disk.h"
 
-#define DISK_SLOT_BYTES  (256u * 1024u) /* one read or write at most */
-#define DISK_HELD_MAX    64u            /* reads that go to the queue in one call */
-#define DISK_FORMAT      1
-#define DISK_PATH_BYTES  4096
-#define DISK_LANE_MAX    65536u
-#define DISK_RECORD_MAX  65536u             /* records of one lane of a unit: places are 16 bits */
-#define DISK_TICKET_LOAD KV_DISK_TICKET_MAX /* the store's own ticket */
+#define DISK_LOG_PAGES       256u
+#define DISK_COMMIT_TIMEOUTS 12u /* of the time limit: a sync may have gigabytes before it */
+#define DISK_SLOT_BYTES      (256u * 1024u) /* one read or write at most */
+#define DISK_HELD_MAX        64u            /* reads that go to the queue in one call */
+#define DISK_FORMAT          1
+#define DISK_PATH_BYTES      4096
+#define DISK_LANE_MAX        65536u
+#define DISK_RECORD_MAX      65536u /* records of one lane of a unit: places are 16 bits */
+#define DISK_TICKET_LOAD     KV_DISK_TICKET_MAX /* the store's own ticket */
 
 /* ---- layout (kv_disk_name.c) ------------------------------------------------------ */
 
@@ -79,6 +81,27 @@ typedef struct disk_row {
 } disk_row;
 
 typedef struct disk_cat disk_cat;
+
+/* Where the catalogue's log is on its way into its database (kv_disk_log.c). */
+typedef enum log_state { LOG_IDLE, LOG_FULL, LOG_DATABASE, LOG_EMPTY } log_state;
+
+typedef struct disk_log {
+    log_state state;
+    uint32_t  pages; /* in it, after the last commit; 0: SQLite sees to it */
+    int       fd, db_fd;
+    uint32_t  turn; /* of the sync under way */
+    bool      synced;
+    uint64_t  deadline;
+} disk_log;
+
+bool kv_disk_log_idle(const kv_disk *d); /* whether the catalogue may be written */
+void kv_disk_log_wait(kv_disk *d);       /* until then */
+void kv_disk_log_begin(kv_disk *d);      /* it has just been emptied */
+void kv_disk_log_advance(kv_disk *d);
+void kv_disk_log_synced(kv_disk *d, uint32_t turn, int error);
+/* Copies the log's pages into the database; empty: all are, the log becomes empty. */
+bool kv_disk_cat_checkpoint(kv_disk *d, bool empty);
+void kv_disk_cat_alone(kv_disk *d); /* SQLite sees to its log by itself */
 
 kvd_status kv_disk_cat_open(kv_disk *d, kvd_err *err);
 /* SQLite looks at its whole file.  KVD_E_CORRUPT: the next open starts with an empty one. */
@@ -279,6 +302,7 @@ struct kv_disk {
     uint16_t      *identity; /* the order of a segment's lane: token order */
     disk_cat      *cat;
     bool           cat_broken;
+    disk_log       log;
     disk_space     space;
     uint64_t       clock; /* the next `used` */
     int64_t        day;
@@ -316,6 +340,8 @@ static inline kvd_status kv_disk_spent(uint64_t *ns, uint64_t t0, kvd_status st)
 
 /* Reaps what is done, waiting up to timeout_ns for the first, and lets everything go on. */
 void kv_disk_pump(kv_disk *d, uint64_t timeout_ns);
+/* Reaps alone. */
+void kv_disk_reap(kv_disk *d, uint64_t timeout_ns);
 /* A free slot of the stage, or NULL. */
 disk_slot *kv_disk_slot_take(kv_disk *d, bool for_write);
 /* A write at once; a read with those behind it, when kv_disk_submit_held() says that there are no
@@ -325,6 +351,7 @@ void kv_disk_slot_submit(kv_disk *d, disk_slot *s, os_io_op op, int fd, uint64_t
 void kv_disk_submit_held(kv_disk *d);
 void kv_disk_sync_submit(kv_disk *d, uint32_t put, int fd);
 void kv_disk_sync_dir_submit(kv_disk *d, uint32_t put);
+void kv_disk_sync_log_submit(kv_disk *d, uint32_t turn, int fd);
 void kv_disk_at(const kv_disk *d, const char *point);
 
 #endif

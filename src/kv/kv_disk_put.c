@@ -18,8 +18,7 @@
 
 #include "kv/kv_disk_int.h"
 
-#define TAIL_LOOK_MAX   64u
-#define COMMIT_TIMEOUTS 12u /* of the time limit: a sync may have gigabytes before it */
+#define TAIL_LOOK_MAX 64u
 
 /* What goes into one slot of the unit: two things one behind the other, zeros behind them. */
 typedef struct put_source {
@@ -417,7 +416,7 @@ static kvd_status commit(kv_disk *d, kv_disk_put put, kvd_err *err)
         return st;
     }
     p->state    = PUT_WRITING;
-    p->deadline = kvd_now_ns() + COMMIT_TIMEOUTS * d->p.timeout_ns;
+    p->deadline = kvd_now_ns() + DISK_COMMIT_TIMEOUTS * d->p.timeout_ns;
     kv_disk_pump(d, 0);
     return KVD_OK;
 }
@@ -528,7 +527,7 @@ void kv_disk_put_advance(kv_disk *d)
             kv_disk_at(d, "written");
             p->state = PUT_SYNCING;
             start_sync(d, i);
-        } else {
+        } else if (kv_disk_log_idle(d)) {
             put_publish(d, p);
         }
     }
