@@ -82,7 +82,7 @@ void kv_disk_log_advance(kv_disk *d)
     if (l->state == LOG_EMPTY)
         l->state = LOG_IDLE;
     else if (!kv_disk_cat_checkpoint(d, l->state == LOG_DATABASE))
-        give_up(d, EIO, "the catalogue's log cannot be copied");
+        give_up(d, kv_disk_cat_full(d) ? ENOSPC : EIO, "the catalogue's log cannot be copied");
     else if (l->state == LOG_FULL)
         start(d, LOG_DATABASE, l->db_fd);
     else
