@@ -4,6 +4,7 @@
  *      kv_disk.c        open, close, the I/O slots and what happens when one is done
  *      kv_disk_name.c   keys, checksums, layout of a unit
  *      kv_disk_cat.c    the catalogue (SQLite)
+ *      kv_disk_log.c    its log, and when it may be written
  *      kv_disk_space.c  data files, free ranges, limits, eviction
  *      kv_disk_put.c    writing units
  *      kv_disk_find.c   units in memory, search
