@@ -866,6 +866,7 @@ static kvd_status cat_take_over(kv_disk *d, kvd_err *err)
     KVD_TRY(os_file_open_in(&d->log.db_fd, d->dir_fd, path, OS_OPEN_WRITE, err));
     path_in(d, "catalog.db-wal", path);
     KVD_TRY(os_file_open_in(&d->log.fd, d->dir_fd, path, OS_OPEN_WRITE, err));
+    KVD_TRY(os_dir_sync(d->dir, err)); /* the log may be a new file */
     rc = sqlite3_exec(d->cat->db, "PRAGMA synchronous = OFF", NULL, NULL, NULL);
     if (rc != SQLITE_OK)
         return cat_fail(d, rc, err);
