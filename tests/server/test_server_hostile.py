@@ -182,6 +182,17 @@ def test_headers_of_two_meanings():
                       data)
             assert int(c.recv(1000).split()[1]) == want, heads
             c.close()
+        # what follows may be a part of it: it is no request
+        c = s.raw(b"GET /health HTTP/1.1\r\n" + host + b"Content-Length: 0\r\n" +
+                  b"Content-Length: 44\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        got = b""
+        try:
+            while more := c.recv(1000):
+                got += more
+        except ConnectionResetError:
+            pass
+        assert b" 200 " not in got and got.count(b"HTTP/1.1 ") <= 1, got
+        c.close()
 
 
 if __name__ == "__main__":
