@@ -244,7 +244,7 @@ static enum MHD_Result send_response(srv_call *c, struct MHD_Response *r, unsign
         MHD_add_response_header(r, "Allow", c->reply.allow);
     if (status == 401)
         MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
-    if (c->s->stop_ns || c->s->sick_ns)
+    if (c->reply.last || c->s->stop_ns || c->s->sick_ns)
         MHD_add_response_header(r, "Connection", "close");
     rc = MHD_queue_response(c->c, status, r);
     MHD_destroy_response(r);

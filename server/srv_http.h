@@ -29,6 +29,7 @@ typedef struct srv_reply {
     uint32_t    retry_s;   /* 0: no Retry-After */
     char        allow[32]; /* with 405: methods of the path */
     bool        messages;  /* errors are in Anthropic's shape */
+    bool        last;      /* of its connection */
     kvd_buf     body;
 } srv_reply;
 

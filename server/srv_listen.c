@@ -272,7 +272,8 @@ static void check_length(srv_call *c)
 
 bool srv_guard(srv_call *c, const char *method, const char *path)
 {
-    if (is_ambiguous(c))
+    c->reply.last = is_ambiguous(c); /* where the next one begins, nobody can say */
+    if (c->reply.last)
         srv_reply_error(&c->reply, 400, NULL, NULL, "Host, or the body's length, is given twice");
     else if (!good_host(c))
         srv_reply_error(&c->reply, 403, NULL, NULL, "this Host is not served here");

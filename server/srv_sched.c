@@ -530,6 +530,7 @@ static void hold_waiting(srv_engine *e)
     for (srv_gen *g = e->queue; e->p.cached && g; g = g->next) {
         const srv_request *r   = &g->job->req;
         const srv_input   *in  = &r->input[g->input];
+        const uint64_t     t0  = kvd_now_ns();
         kvd_prompt         p   = KVD_PROMPT_INIT;
         kvd_err            err = { 0 };
 
@@ -542,6 +543,7 @@ static void hold_waiting(srv_engine *e)
         p.salt_bytes = r->n_salt;
         if (kvd_hold_open(&g->hold, e->p.session, &p, &err) != KVD_OK)
             kvd_log(KVD_LOG_WARN, "%s: %s", g->job->id, err.msg);
+        e->counts.prefix_ns += kvd_now_ns() - t0;
     }
 }
 

@@ -102,7 +102,7 @@ void kv_cache_put_end(kv_store *s, bool ok);
 /* The key of sealed block b, from its tokens, what it is made of, and the block before. */
 kvd_status kv_cache_name_block(kv_store *s, uint32_t seq, uint32_t b, kvd_err *err);
 
-/* The longest known prefix of the sequence's first n_token ids. */
+/* The longest known prefix of the sequence's first n_token ids; unsynced: as kv_disk_query says. */
 kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, bool unsynced,
                          kv_disk_match *out, kvd_err *err);
 

@@ -89,10 +89,6 @@ static void slot_done(kv_disk *d, const os_io_done *done)
 {
     disk_slot *s;
 
-    if (done->user >= LOG_USER) {
-        kv_disk_log_synced(d, (uint32_t)(done->user - LOG_USER), done->error);
-        return;
-    }
     if (done->user >= DIR_USER) { /* EINVAL: a filesystem without such a thing */
         kv_disk_put_written(d, &d->put[done->user - DIR_USER],
                             done->error == EINVAL ? 0 : done->error);
@@ -117,8 +113,13 @@ void kv_disk_reap(kv_disk *d, uint64_t timeout_ns)
 
     n = os_io_reap(d->io, done, REAP_MAX, timeout_ns);
     while (n > 0) {
+        /* those of the catalogue first: a read that has failed waits for them (kv_disk_log_wait) */
         for (uint32_t i = 0; i < n; i++)
-            slot_done(d, &done[i]);
+            if (done[i].user >= LOG_USER)
+                kv_disk_log_synced(d, (uint32_t)(done[i].user - LOG_USER), done[i].error);
+        for (uint32_t i = 0; i < n; i++)
+            if (done[i].user < LOG_USER)
+                slot_done(d, &done[i]);
         n = os_io_reap(d->io, done, REAP_MAX, 0);
     }
 }

@@ -13,7 +13,8 @@
  * Writing    begin -> put_lane of every lane, any order -> commit (or abort).  Bytes go out while
  *            lanes come in; the unit can be found after its bytes are on the disk and its row is
  *            in the catalogue.  This process may read it sooner (kv_disk_query.unsynced): syncs are
- *            what takes long, and nobody but a flush waits for them.
+ *            what takes long, and nobody waits for them but a flush, and who evicts or quarantines
+ *            a unit while the catalogue's log is copied (kv_disk_log.c).
  * Reading    find -> a match holding references to units -> batches of reads -> match_close.
  *            Every 4 KiB page is checked against its checksum before a byte of it is used.
  * Failures   A damaged unit is quarantined: counted, never found again, its reads fail with

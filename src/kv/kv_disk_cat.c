@@ -823,9 +823,32 @@ static int note_pages(void *ctx, sqlite3 *db, const char *name, int n)
 
 void kv_disk_cat_alone(kv_disk *d)
 {
+    if (!d->cat->db)
+        return;
     (void)sqlite3_exec(d->cat->db, "PRAGMA synchronous = NORMAL", NULL, NULL, NULL);
     (void)sqlite3_wal_autocheckpoint(d->cat->db, DISK_LOG_PAGES); /* in the hook's place */
     d->log.pages = 0;
+}
+
+static void disconnect(kv_disk *d)
+{
+    for (uint32_t i = 0; i < CAT_N; i++) {
+        sqlite3_finalize(d->cat->stmt[i]);
+        d->cat->stmt[i] = NULL;
+    }
+    sqlite3_close(d->cat->db);
+    d->cat->db = NULL;
+}
+
+/* SQLite would write over a log of which it has copied all; one that it opens, it reads whole. */
+void kv_disk_cat_again(kv_disk *d)
+{
+    if (d->cat_broken)
+        return;
+    (void)sqlite3_db_config(d->cat->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, (int *)NULL);
+    disconnect(d);
+    if (cat_connect(d, NULL) != KVD_OK)
+        d->cat_broken = true; /* for this process: the next one finds the log as it is */
 }
 
 /* From here on kv_disk_log.c syncs what SQLite writes; until the log is known to be empty the
@@ -843,6 +866,7 @@ static kvd_status cat_take_over(kv_disk *d, kvd_err *err)
     KVD_TRY(os_file_open_in(&d->log.db_fd, d->dir_fd, path, OS_OPEN_WRITE, err));
     path_in(d, "catalog.db-wal", path);
     KVD_TRY(os_file_open_in(&d->log.fd, d->dir_fd, path, OS_OPEN_WRITE, err));
+    KVD_TRY(os_dir_sync(d->dir, err)); /* the log may be a new file */
     rc = sqlite3_exec(d->cat->db, "PRAGMA synchronous = OFF", NULL, NULL, NULL);
     if (rc != SQLITE_OK)
         return cat_fail(d, rc, err);
@@ -904,11 +928,8 @@ void kv_disk_cat_close(kv_disk *d)
 {
     if (!d->cat)
         return;
-    for (uint32_t i = 0; i < CAT_N; i++)
-        sqlite3_finalize(d->cat->stmt[i]);
-    if (d->cat->db)
-        kv_disk_cat_alone(d);
-    sqlite3_close(d->cat->db);
+    kv_disk_cat_alone(d);
+    disconnect(d);
     /* not sooner: closing a file drops SQLite's locks on it */
     os_file_close(d->log.fd);
     os_file_close(d->log.db_fd);

@@ -4,6 +4,7 @@
  *      kv_disk.c        open, close, the I/O slots and what happens when one is done
  *      kv_disk_name.c   keys, checksums, layout of a unit
  *      kv_disk_cat.c    the catalogue (SQLite)
+ *      kv_disk_log.c    its log, and when it may be written
  *      kv_disk_space.c  data files, free ranges, limits, eviction
  *      kv_disk_put.c    writing units
  *      kv_disk_find.c   units in memory, search
@@ -102,6 +103,8 @@ void kv_disk_log_synced(kv_disk *d, uint32_t turn, int error);
 /* Copies the log's pages into the database; empty: all are, the log becomes empty. */
 bool kv_disk_cat_checkpoint(kv_disk *d, bool empty);
 void kv_disk_cat_alone(kv_disk *d); /* SQLite sees to its log by itself */
+/* SQLite forgets what it has copied, and does it once more.  No row is in use. */
+void kv_disk_cat_again(kv_disk *d);
 
 kvd_status kv_disk_cat_open(kv_disk *d, kvd_err *err);
 /* SQLite looks at its whole file.  KVD_E_CORRUPT: the next open starts with an empty one. */

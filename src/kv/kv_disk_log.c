@@ -15,7 +15,8 @@
  *      beginning of the new one, or nothing.
  * Between IDLE and IDLE the catalogue is read and not written: rows wait in their puts, hints are
  * left out, and who has to write (evictions) waits.  After a failure, as on a full filesystem,
- * SQLite syncs and copies again by itself, in commits. */
+ * SQLite syncs and copies again by itself, in commits; what it has copied and takes for synced,
+ * though that has failed, it copies once more, as it opens its files anew. */
 #include <errno.h>
 
 #include "kv/kv_disk_int.h"
@@ -43,6 +44,13 @@ static void give_up(kv_disk *d, int sys, const char *text)
         d->put_status = kvd_fail(&d->put_err, KVD_E_IO, sys, "%s: %s", d->dir, text);
 }
 
+static void sync_failed(kv_disk *d, int sys, const char *text)
+{
+    if (d->log.state == LOG_DATABASE)
+        kv_disk_cat_again(d);
+    give_up(d, sys, text);
+}
+
 void kv_disk_log_begin(kv_disk *d)
 {
     start(d, LOG_EMPTY, d->log.fd);
@@ -54,7 +62,7 @@ void kv_disk_log_synced(kv_disk *d, uint32_t turn, int error)
         return; /* it came too late */
     d->log.synced = true;
     if (error)
-        give_up(d, error, "the catalogue cannot be synced");
+        sync_failed(d, error, "the catalogue cannot be synced");
 }
 
 void kv_disk_log_advance(kv_disk *d)
@@ -68,13 +76,13 @@ void kv_disk_log_advance(kv_disk *d)
     }
     if (!l->synced) {
         if (kvd_now_ns() > l->deadline)
-            give_up(d, ETIMEDOUT, "syncs of the catalogue take longer than their time limit");
+            sync_failed(d, ETIMEDOUT, "syncs of the catalogue take longer than their time limit");
         return;
     }
     if (l->state == LOG_EMPTY)
         l->state = LOG_IDLE;
     else if (!kv_disk_cat_checkpoint(d, l->state == LOG_DATABASE))
-        give_up(d, EIO, "the catalogue's log cannot be copied");
+        give_up(d, kv_disk_cat_full(d) ? ENOSPC : EIO, "the catalogue's log cannot be copied");
     else if (l->state == LOG_FULL)
         start(d, LOG_DATABASE, l->db_fd);
     else

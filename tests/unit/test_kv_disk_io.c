@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_kv_disk_io.c - the block store's reads and writes in flight: time limits, late answers,
- * merging, pauses, no allocations while decoding; and the store as its keeper sees it. */
+ * merging, pauses, syncs of the catalogue, no allocations while decoding; and the store as its
+ * keeper sees it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 #include <sqlite3.h>
 
+#include "kv/kv_disk_int.h"
 #include "support/disk_model.h"
 
 #define N_TOKEN (20u * DM_BLOCK)
@@ -229,6 +232,58 @@ static void a_bad_disk_pauses_stores(void **state)
     kv_disk_close(d);
 }
 
+/* ---- the catalogue's log ------------------------------------------------------------ */
+
+static uint64_t log_bytes(void)
+{
+    struct stat st;
+    char        path[512];
+
+    snprintf(path, sizeof(path), "%s/catalog.db-wal", dir_);
+    return stat(path, &st) == 0 ? (uint64_t)st.st_size : 0;
+}
+
+/* Its pages are in the database, which cannot be synced: nothing is written over them. */
+static void a_log_stays_until_it_is_synced(void **state)
+{
+    const dm_unit  u   = { .kind = KV_DISK_BLOCK };
+    os_io_sim      sim = { .seed = 1 };
+    kv_disk_params p   = dm_params(dir_);
+    kvd_err        err = { 0 };
+    uint64_t       was, n_ok, n_bad;
+    kv_disk       *d;
+    int32_t        n = 0;
+
+    (void)state;
+    p.io.kind = OS_IO_SIM;
+    p.io.sim  = &sim;
+    assert_int_equal(kv_disk_open(&d, &p, &err), KVD_OK);
+    for (; d->log.state != LOG_DATABASE; n++) {
+        assert_true(n < 1000);
+        token_[0] = n;
+        assert_int_equal(dm_put(d, token_, &u, &rng_, &err), KVD_OK);
+        for (uint32_t i = 0; i < 8 && d->log.state != LOG_DATABASE; i++)
+            kv_disk_poll(d);
+    }
+    was          = log_bytes();
+    sim.sync_eio = 65536;
+    kv_disk_poll(d);
+    assert_true(kv_disk_log_idle(d));
+    assert_int_equal(kv_disk_flush(d, &err), KVD_E_IO);
+    assert_non_null(strstr(err.msg, "the catalogue cannot be synced"));
+    sim.sync_eio = 0;
+    token_[0]    = n++;
+    assert_int_equal(dm_put(d, token_, &u, &rng_, &err), KVD_OK);
+    assert_int_equal(kv_disk_flush(d, &err), KVD_OK);
+    assert_true(was > 0 && log_bytes() > was);
+    kv_disk_check(d);
+    kv_disk_close(d);
+    assert_int_equal(kv_disk_open(&d, &p, &err), KVD_OK);
+    assert_int_equal(kv_disk_verify(d, &n_ok, &n_bad, &err), KVD_OK);
+    assert_true(n_ok == (uint64_t)n && n_bad == 0);
+    kv_disk_close(d);
+}
+
 /* ---- no allocation in a decode step ------------------------------------------------ */
 
 static void decode_allocates_nothing(void **state)
@@ -345,6 +400,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(late_answers_are_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(reads_are_merged, setup, teardown),
         cmocka_unit_test_setup_teardown(a_bad_disk_pauses_stores, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_log_stays_until_it_is_synced, setup, teardown),
         cmocka_unit_test_setup_teardown(decode_allocates_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(listing, setup, teardown),
         cmocka_unit_test_setup_teardown(newer_formats_are_refused, setup, teardown),
