@@ -454,8 +454,10 @@ KVD_API KVD_MUST_USE kvd_status kvd_prompt_begin(kvd_session *s, uint32_t seq, c
                                                  kvd_err *err);
 /* Keeps what the prefix cache knows of a prompt (token, n_token, salt) from being given up for what
  * is stored meanwhile, and by kvd_session_clear_cache(); for one that waits until it can begin.
- * NULL: nothing is known.  To be closed before its session.  Both are calls of the session's
- * thread. */
+ * *out is NULL where nothing is known, where all holds would take more than half of cache_bytes
+ * (an eighth: of salted prompts), and with disk as a tier, whose room sequences need; what is known
+ * then still counts as used just now.  To be closed before its session; NULL is allowed.  Both are
+ * calls of the session's thread. */
 typedef struct kvd_hold         kvd_hold;
 KVD_API KVD_MUST_USE kvd_status kvd_hold_open(kvd_hold **out, kvd_session *s, const kvd_prompt *p,
                                               kvd_err *err);

@@ -524,7 +524,8 @@ void srv_sched_drop_holds(srv_engine *e)
 }
 
 /* What the prefix cache knows of prompts that wait stays until they run: others that store much
- * would have it given up.  One that ran before has what it needs in there, too. */
+ * would have it given up.  One that ran before has what it needs in there, too.  One look-up
+ * between two steps, since answers wait for it. */
 static void hold_waiting(srv_engine *e)
 {
     for (srv_gen *g = e->queue; e->p.cached && g; g = g->next) {
@@ -544,6 +545,7 @@ static void hold_waiting(srv_engine *e)
         if (kvd_hold_open(&g->hold, e->p.session, &p, &err) != KVD_OK)
             kvd_log(KVD_LOG_WARN, "%s: %s", g->job->id, err.msg);
         e->counts.prefix_ns += kvd_now_ns() - t0;
+        return;
     }
 }
 

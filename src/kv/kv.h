@@ -255,7 +255,8 @@ typedef struct kv_prefix { /* of a prompt, wherever its ids are */
     uint32_t       n_salt;
     uint8_t        variant; /* as kv_seq_source() */
 } kv_prefix;
-/* References to what is known of it, so that it stays.  NULL: nothing is known. */
+/* References to what is known of it, so that it stays.  NULL: nothing is known, it would be more
+ * than half of the cache with all that is held, or sequences have their own records there. */
 typedef struct kv_hold kv_hold;
 kvd_status             kv_hold_open(kv_hold **out, kv_store *s, const kv_prefix *p, kvd_err *err);
 void                   kv_hold_close(kv_hold *h);

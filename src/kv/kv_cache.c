@@ -14,6 +14,7 @@
 
 #include "kv/kv_cache.h"
 
+#define HELD_UNITS  2048u      /* a quarter of what the block store has references for */
 #define STAGE_BYTES (8u << 20) /* of the block store, for reads and for writes */
 #define STORE_BYTES (2ull * STAGE_BYTES + (8u << 20)) /* with its lists and the catalogue */
 #define EVAL_NOTE   "eval_ns" /* in the catalogue: what evaluating a token of a prompt takes */
@@ -550,26 +551,51 @@ kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, bool unsyn
 }
 
 struct kv_hold {
-    kv_disk      *disk;
+    kv_cache     *cache;
     kv_disk_match match;
+    uint64_t      bytes;
+    bool          salted;
 };
+
+/* Holds must leave room for what is stored meanwhile: at most half of what there may be. */
+static bool may_hold(const kv_store *s, const kv_hold *h)
+{
+    const kv_cache *c     = s->cache;
+    const uint64_t  limit = s->params.cache_bytes;
+
+    return c->n_held_unit + h->match.n_span <= HELD_UNITS &&
+           (limit == 0 || (c->held[0] + c->held[1] + h->bytes <= limit / 2 &&
+                           (!h->salted || c->held[1] + h->bytes <= limit / 8)));
+}
+
+static void count_hold(const kv_hold *h, int sign)
+{
+    h->cache->n_held_unit += (uint32_t)sign * h->match.n_span;
+    h->cache->held[h->salted] += (uint64_t)(int64_t)sign * h->bytes;
+}
 
 kvd_status kv_hold_open(kv_hold **out, kv_store *s, const kv_prefix *p, kvd_err *err)
 {
-    kv_disk_match m = { 0 };
+    kv_hold h = { .cache = s->cache, .salted = p->n_salt > 0 };
 
     *out = NULL;
     if (!s->cache || p->n_token == 0)
         return KVD_OK;
-    KVD_TRY(find(s->cache, p, false, &m, err));
-    if (m.n_span == 0)
+    KVD_TRY(find(s->cache, p, false, &h.match, err)); /* it counts as used now */
+    h.bytes = (h.match.n_token + h.match.n_tail_token) / s->params.chunk_tokens *
+              s->params.n_layer * s->params.n_kv_head * s->packed_bytes;
+    /* where sequences store what they need themselves, they go before */
+    if (h.match.n_span == 0 || s->tier || !may_hold(s, &h)) {
+        kv_disk_match_close(s->cache->disk, &h.match);
         return KVD_OK;
+    }
     *out = kvd_malloc(sizeof(**out));
     if (!*out) {
-        kv_disk_match_close(s->cache->disk, &m);
+        kv_disk_match_close(s->cache->disk, &h.match);
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for a hold on a prompt");
     }
-    **out = (kv_hold){ s->cache->disk, m };
+    **out = h;
+    count_hold(*out, 1);
     return KVD_OK;
 }
 
@@ -577,7 +603,8 @@ void kv_hold_close(kv_hold *h)
 {
     if (!h)
         return;
-    kv_disk_match_close(h->disk, &h->match);
+    count_hold(h, -1);
+    kv_disk_match_close(h->cache->disk, &h->match);
     kvd_free(h);
 }
 

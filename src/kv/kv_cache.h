@@ -80,6 +80,8 @@ typedef struct kv_cache {
     double        eval_ns_kept; /* as the catalogue has it */
     double        load_rate;    /* of restores: bytes in a nanosecond; 0: not known */
     uint32_t      n_skip;       /* prefixes that were not even tried, by it */
+    uint64_t      held[2];      /* bytes of records in holds: of everybody's, of salted prefixes */
+    uint32_t      n_held_unit;
     char          told[KVD_ERR_MSG_BYTES];
 } kv_cache;
 

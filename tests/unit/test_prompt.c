@@ -291,6 +291,50 @@ static void hold_keeps(void **state)
     kvd_hold_close(NULL);
 }
 
+/* The first of three equal prompts in a cache that has room for about four: two are held. */
+static void hold_has_a_limit(void **state)
+{
+    char         dir[256];
+    int32_t      token[N_PROMPT];
+    tiny_options o = { .n_seq = 2, .dir = dir };
+    kvd_prompt   p = KVD_PROMPT_INIT;
+    kvd_hold    *hold[3];
+    kvd_session *s;
+    kvd_stats    stats = { .struct_size = sizeof(stats) };
+
+    (void)state;
+    p.token   = token;
+    p.n_token = N_PROMPT;
+    for (int salted = 0; salted < 2; salted++) {
+        p.salt       = salted ? "x" : NULL;
+        p.salt_bytes = (size_t)salted;
+        dm_dir_make(dir);
+        o.cache_bytes = 0;
+        s             = open_with(&o);
+        for (uint32_t i = 0; i < 3; i++) {
+            fill(token, i, N_PROMPT);
+            assert_int_equal(known(s, token, N_PROMPT, p.salt), 0);
+        }
+        kvd_session_get_stats(s, &stats);
+        kvd_session_close(s);
+
+        o.cache_bytes = stats.kv_disk_used_bytes / 30 * (salted ? 168 : 42);
+        s             = open_with(&o);
+        for (uint32_t i = 0; i < 3; i++) {
+            fill(token, i, N_PROMPT);
+            assert_int_equal(kvd_hold_open(&hold[i], s, &p, NULL), KVD_OK);
+        }
+        assert_true(hold[0] && hold[1] && !hold[2]);
+        kvd_hold_close(hold[0]);
+        assert_int_equal(kvd_hold_open(&hold[2], s, &p, NULL), KVD_OK);
+        assert_non_null(hold[2]);
+        kvd_hold_close(hold[1]);
+        kvd_hold_close(hold[2]);
+        kvd_session_close(s);
+        dm_dir_remove(dir);
+    }
+}
+
 static void hold_refuses(void **state)
 {
     const tiny_options o        = { .n_seq = 1 };
@@ -415,8 +459,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_bits_in_pieces), cmocka_unit_test(ends_where_it_was_said),
-        cmocka_unit_test(hold_keeps),          cmocka_unit_test(hold_refuses),
-        cmocka_unit_test(cache_by_salt),       cmocka_unit_test(known_in_parts)
+        cmocka_unit_test(hold_keeps),          cmocka_unit_test(hold_has_a_limit),
+        cmocka_unit_test(hold_refuses),        cmocka_unit_test(cache_by_salt),
+        cmocka_unit_test(known_in_parts)
     };
     const uint64_t seed = argc > 2 && strcmp(argv[1], "--seed") == 0 ? strtoull(argv[2], NULL, 10)
                                                                      : kvd_now_ns() % 100000;

@@ -451,16 +451,18 @@ static void test_stages(void **state)
 /* Stages measured, the text is the same; without fetches it is not, though the windows are. */
 static void test_text_while_measured(void **state)
 {
-    const kvd_attention_params a = sparse(128, 2);
-    const size_t               n = N_VOCAB * sizeof(float);
-    kvd_stats                  x = { .struct_size = sizeof(x) }, y = x;
+    kvd_attention_params a = sparse(128, 2);
+    const size_t         n = N_VOCAB * sizeof(float);
+    kvd_stats            x = { .struct_size = sizeof(x) }, y = x;
 
     (void)state;
-    for (int split = 0; split < 2; split++) {
-        kvd_model   *m = open_shape("bf16", "cpu");
+    for (int i = 0; i < 3; i++) { /* one memory; two; two, in micro-batches */
+        const bool   split = i > 0;
+        kvd_model   *m     = open_shape("bf16", "cpu");
         kvd_session *s, *t;
         bool         same = true;
 
+        a.schedule = i == 2 ? KVD_SCHEDULE_ELASTIC : KVD_SCHEDULE_SEQUENTIAL;
         if (split)
             split_begin(m->be);
         s = open_session(m, &a, N_SHORT + 64, 1, true);
@@ -469,13 +471,13 @@ static void test_text_while_measured(void **state)
         measure(t, 0.9f, true, false);
         fill(s, 1, N_SHORT);
         fill(t, 1, N_SHORT);
-        for (int i = 0; i < 6; i++) {
+        for (int k = 0; k < 6; k++) {
             step(s, 1);
             step(t, 1);
             assert_memory_equal(kvd_logits(s, 0), kvd_logits(t, 0), n);
         }
         measure(t, 0.9f, false, true);
-        for (int i = 0; i < 6; i++) {
+        for (int k = 0; k < 6; k++) {
             step(s, 1);
             step(t, 1);
             same = same && memcmp(kvd_logits(s, 0), kvd_logits(t, 0), n) == 0;
