@@ -23,7 +23,7 @@ static bool ends(mistake m)
     static float    host[N];
     static uint64_t host_off[1];
     const pid_t     pid = fork();
-    int             status;
+    int             status = 0;
 
     if (pid == 0) {
         const kvd_backend_params p = { .name = "ref" };
