@@ -22,7 +22,7 @@ static bool ends(mistake m)
 {
     static float    host[N];
     static uint64_t host_off[1];
-    const pid_t     pid = fork();
+    const pid_t     pid    = fork();
     int             status = 0;
 
     if (pid == 0) {
