@@ -406,7 +406,7 @@ static void get_output(srv_fields *f, srv_request *r)
 /* What both routes read: the prompt, with what belongs to it. */
 static bool get_request(srv_fields *f, srv_request *r)
 {
-    static const srv_conversion conversion = { "output_config", function_of, add_messages };
+    static const srv_conversion conversion = { function_of, add_messages };
     srv_tools                   t          = { 0 };
 
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));

@@ -49,15 +49,39 @@ static const json_t *get_format(srv_fields *f, const char *field, const json_t *
     return *object ? NULL : schema;
 }
 
+/* A schema that is a field of its own, as llama.cpp and vLLM have it: the same as a format's. */
+static const json_t *get_bare(srv_fields *f, const char *format, bool has_format,
+                              const char **field)
+{
+    static const char *const bare[] = { "json_schema", "guided_json" };
+    const json_t            *schema = NULL;
+
+    for (uint32_t i = 0; i < KVD_COUNTOF(bare); i++) {
+        const json_t *v = srv_get(f->root, bare[i]);
+
+        if (v && (schema || has_format))
+            srv_fields_bad(f, bare[i], "not together with %s", schema ? bare[0] : format);
+        else if (v && !json_is_object(v))
+            srv_fields_bad(f, bare[i], "expected a schema, an object");
+        else if (v)
+            *field = bare[i];
+        schema = v ? v : schema;
+    }
+    return f->bad ? NULL : schema;
+}
+
 void srv_get_format(srv_fields *f, const char *field, const json_t *o, srv_request *r)
 {
     kvd_grammar_params p      = KVD_GRAMMAR_PARAMS_INIT;
     kvd_buf            text   = { 0 };
     const json_t      *schema = o && !f->bad ? get_format(f, field, o, &p.json_object) : NULL;
+    const json_t      *bare   = get_bare(f, field, schema || p.json_object, &field);
 
+    schema = schema ? schema : bare;
     if (!f->bad && schema && srv_put_json(f, schema, &text))
         p.schema_json = text.data;
     if (!f->bad && (schema || p.json_object))
         srv_open_grammar(f, field, &p, r);
+    f->format = field;
     kvd_buf_free(&text);
 }

@@ -32,7 +32,6 @@ static const srv_refused refused[] = { { "access_programs", "{}" },
                                        { "reasoning", "{} {\"effort\":\"none\"}" },
                                        { "service_tier", "\"auto\" \"default\"" },
                                        { "store", "false" },
-                                       { "top_logprobs", "0" },
                                        { "truncation", "\"disabled\"" } };
 
 #define WHERE_BYTES 64
@@ -440,7 +439,7 @@ static bool keep_request(srv_fields *f, srv_request *r)
 
 static bool get_request(srv_fields *f, srv_request *r)
 {
-    static const srv_conversion conversion = { "text", function_of, add_messages };
+    static const srv_conversion conversion = { function_of, add_messages };
     srv_tools                   t          = { 0 };
 
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));

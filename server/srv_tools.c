@@ -46,7 +46,7 @@ static bool check_tools(srv_fields *f, const srv_tools *t)
     return true;
 }
 
-const json_t *srv_use_tools(srv_fields *f, const char *format, const srv_tools *t, srv_request *r)
+const json_t *srv_use_tools(srv_fields *f, const srv_tools *t, srv_request *r)
 {
     kvd_grammar_params p    = KVD_GRAMMAR_PARAMS_INIT;
     kvd_buf            text = { 0 };
@@ -61,7 +61,7 @@ const json_t *srv_use_tools(srv_fields *f, const char *format, const srv_tools *
     if (t->choice == SRV_CHOICE_NONE)
         return NULL;
     if (r->grammar) {
-        srv_fields_bad(f, format, "not together with tools that may be called");
+        srv_fields_bad(f, f->format, "not together with tools that may be called");
         return NULL;
     }
     p.tool_choice = t->choice == SRV_CHOICE_CALL ? KVD_TOOL_CHOICE_REQUIRED : KVD_TOOL_CHOICE_AUTO;
@@ -104,5 +104,5 @@ const json_t *srv_get_tools(srv_fields *f, srv_request *r)
         t.choice = SRV_CHOICE_CALL;
     else if (choice && !srv_choice_of(json_string_value(choice), &t.choice))
         srv_fields_bad(f, "tool_choice", "expected none, auto, required or a function");
-    return srv_use_tools(f, "response_format", &t, r);
+    return srv_use_tools(f, &t, r);
 }
