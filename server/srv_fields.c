@@ -107,9 +107,14 @@ bool srv_fields_full(srv_fields *f, const char *fmt, ...)
 
 bool srv_fields_status(srv_fields *f, const char *name, kvd_status st, const kvd_err *err)
 {
+    const size_t n   = name ? strlen(name) : 0;
+    const char  *msg = err->msg;
+
     if (st == KVD_E_NOMEM)
-        return srv_fields_full(f, "%s", err->msg);
-    return st == KVD_OK || srv_fields_bad(f, name, "%s", err->msg);
+        return srv_fields_full(f, "%s", msg);
+    if (n && strncmp(msg, name, n) == 0 && strncmp(msg + n, ": ", 2) == 0)
+        msg += n + 2; /* the library's word for it is the field's name */
+    return st == KVD_OK || srv_fields_bad(f, name, "%s", msg);
 }
 
 static int put_dump(const char *data, size_t len, void *ctx)

@@ -64,6 +64,13 @@ const json_t *srv_use_tools(srv_fields *f, const srv_tools *t, srv_request *r)
         srv_fields_bad(f, f->format, "not together with tools that may be called");
         return NULL;
     }
+    if (kvd_model_tool_format(f->s->model) == KVD_TOOLS_NONE) {
+        srv_fields_bad(f, "tools",
+                       "the model's chat template has no form of calls that is known here: those "
+                       "of Hermes and Qwen, and of Llama 3, are; --chat-template FILE gives the "
+                       "server another template");
+        return NULL;
+    }
     p.tool_choice = t->choice == SRV_CHOICE_CALL ? KVD_TOOL_CHOICE_REQUIRED : KVD_TOOL_CHOICE_AUTO;
     p.tool_name   = t->name;
     p.single_call = t->single;
