@@ -95,6 +95,27 @@ bool srv_fields_bad(srv_fields *f, const char *name, const char *fmt, ...)
     return false;
 }
 
+bool srv_fields_word(srv_fields *f, const char *name, const json_t *word, const char *known)
+{
+    if (!word)
+        return srv_fields_bad(f, name, "is missing; supported here: %s", known);
+    if (!json_is_string(word))
+        return srv_fields_bad(f, name, "expected a string; supported here: %s", known);
+    return srv_fields_bad(f, name, "\"%.40s\" is not supported here, only %s",
+                          json_string_value(word), known);
+}
+
+srv_where srv_at(const char *fmt, ...)
+{
+    srv_where out;
+    va_list   ap;
+
+    va_start(ap, fmt);
+    vsnprintf(out.s, sizeof(out.s), fmt, ap);
+    va_end(ap);
+    return out;
+}
+
 bool srv_fields_full(srv_fields *f, const char *fmt, ...)
 {
     va_list ap;

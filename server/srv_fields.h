@@ -27,6 +27,13 @@ bool srv_fields_open(srv_fields *f, srv *s, srv_call *c);
 void srv_fields_close(srv_fields *f);
 /* Says what is wrong with a field; always false. */
 bool srv_fields_bad(srv_fields *f, const char *name, const char *fmt, ...) KVD_PRINTF(3, 4);
+/* A word is none of those that are known: says what it is, or that there is none. */
+bool srv_fields_word(srv_fields *f, const char *name, const json_t *word, const char *known);
+/* Name of what is inside a field, for errors: messages[3].role. */
+typedef struct srv_where {
+    char s[96];
+} srv_where;
+srv_where srv_at(const char *fmt, ...) KVD_PRINTF(1, 2);
 /* It is not the request that is wrong: 503.  Always false. */
 bool srv_fields_full(srv_fields *f, const char *fmt, ...) KVD_PRINTF(2, 3);
 /* Either, as the library says; true: neither. */
@@ -82,8 +89,8 @@ typedef struct srv_tools {
     const char   *name;   /* of the function that must be called, with CALL; NULL: any */
     bool          single; /* one call at most */
 } srv_tools;
-bool srv_choice_of(const char *word,
-                   srv_choice *out); /* auto, none, required; false: none of them */
+/* Of the words auto, none, required; an error is told. */
+void srv_get_choice(srv_fields *f, const json_t *word, srv_choice *out);
 /* The request's grammar is that of the tools, and its answers are taken apart.  Returns what the
  * template is to show; NULL: nothing. */
 const json_t *srv_use_tools(srv_fields *f, const srv_tools *t, srv_request *r);
@@ -121,8 +128,8 @@ typedef struct srv_conversion {
 /* The request's prompt and grammar, by its messages and tools; of t all but the list is known. */
 bool srv_get_converted(srv_fields *f, const srv_conversion *to, srv_tools *t, srv_request *r);
 
-/* srv_messages.c: a list of parts of text, each on a line of its own; NULL: it is something else,
- * as `where` says, whose parts have the type `type`. */
+/* srv_messages.c: a list of parts of text, whose type is `type`, each on a line of its own; NULL:
+ * one is something else.  `where` is the list's name. */
 json_t *srv_join_parts(srv_fields *f, const json_t *parts, const char *where, const char *type);
 
 #endif

@@ -44,8 +44,12 @@ static const json_t *get_format(srv_fields *f, const char *field, const json_t *
         srv_fields_bad(f, field, "schema: is missing");
     else if (type && strcmp(type, "text") == 0 && schema)
         srv_fields_bad(f, field, "schema: only with type json_object or json_schema");
-    else if (!type || (strcmp(type, "text") != 0 && strcmp(type, "json_schema") != 0))
+    else if (!type)
         srv_fields_bad(f, field, "type: expected text, json_object or json_schema");
+    else if (strcmp(type, "text") != 0 && strcmp(type, "json_schema") != 0)
+        srv_fields_bad(f, field,
+                       "type: \"%.40s\" is not supported here, only text, json_object, json_schema",
+                       type);
     return *object ? NULL : schema;
 }
 

@@ -298,9 +298,6 @@ def test_refuses_by_name():
                     [{"role": "user"}], [{"role": "user", "content": 5}]):
             e = s.post(CHAT, {"messages": bad}, want=400)["error"]
             assert e["param"].startswith("messages"), e
-        e = s.post(CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-                   want=400)["error"]
-        assert e["param"] == "messages[0]", e
         for field, value in (("audio", {}), ("function_call", "f"),
                              ("modalities", ["audio"]), ("prediction", {}), ("functions", [{}]),
                              ("chat_template", "{{ x }}"), ("store", True)):
@@ -471,14 +468,9 @@ def test_responses():
         for field, value in (("input", []), ("input", 5), ("input", None), ("instructions", 5),
                              ("max_output_tokens", -1), ("text", {"format": {"type": "xml"}}),
                              ("text", {"verbosity": "low"}), ("tools", 5), ("tool_choice", {}),
-                             ("tools", [{"type": "web_search"}]), ("tool_choice", "required"),
+                             ("tool_choice", "required"),
                              ("text", {"format": {"type": "json_schema", "schema": {"enum": []}}})):
             s.error(RESPONSES, {**ask, field: value}, field)
-        for item in (5, {}, {"role": "user"}, {"role": "user", "content": [{"type": "text"}]},
-                     {"role": "king", "content": "x"}, {"role": "tool", "content": "x"},
-                     {"type": "reasoning"}, {"type": "function_call", "name": "f"},
-                     {"type": "function_call_output", "output": "x"}):
-            s.error(RESPONSES, {"input": [item]}, "input[0]")
         s.post(RESPONSES, {**ask, "store": False, "previous_response_id": None, "include": [],
                            "truncation": "disabled", "metadata": {"a": "b"}, "reasoning": {}})
 

@@ -117,6 +117,98 @@ def test_n_predict():
         assert full["completion_tokens"] == 30, full  # to the end of the context, not 16
 
 
+ONLY = "is not supported here, only"
+KING = {"role": "king", "content": "x"}
+CALLS = {"role": "assistant", "content": ""}
+MISPLACED = (  # path, field, value, what is named (from where it begins), what else is said
+    (CHAT, "messages", [5], "messages[0]", "expected an object"),
+    (CHAT, "messages", [{}], "messages[0].role", "is missing; supported here: system, developer"),
+    (CHAT, "messages", [{"role": 5}], "messages[0].role", "expected a string; supported here: sys"),
+    (CHAT, "messages", HELLO + [KING], "messages[1].role", f'"king" {ONLY} system, dev'),
+    (CHAT, "messages", [{"role": "k" * 99}], "messages[0].role", f'"{"k" * 40}" {ONLY}'),
+    (CHAT, "messages", [{"role": "user"}], "messages[0].content", "is missing"),
+    (CHAT, "messages", [{"role": "user", "content": 5}], "messages[0].content", "expected a"),
+    (CHAT, "messages", [{"role": "user", "content": [{"type": "image_url"}]}],
+     "messages[0].content[0].type", f'"image_url" {ONLY} text'),
+    (CHAT, "messages", [{"role": "user", "content": [{"text": "x"}]}],
+     "messages[0].content[0].type", "is missing; supported here: text"),
+    (CHAT, "messages", [{"role": "user", "content": [{"type": "text", "text": "x"},
+                                                     {"type": "text", "text": 5}]}],
+     "messages[0].content[1].text", "expected a string"),
+    (CHAT, "messages", [{**CALLS, "tool_calls": 5}], "messages[0].tool_calls", "expected a list"),
+    (CHAT, "messages", [{**CALLS, "tool_calls": [5]}], "messages[0].tool_calls[0].function.name",
+     "expected a string"),
+    (CHAT, "messages", [{**CALLS, "tool_calls": [{"function": {"name": "f"}}, {"function": {}}]}],
+     "messages[0].tool_calls[1].function.name", "expected a string"),
+    (CHAT, "messages", [{**CALLS, "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}],
+     "messages[0].tool_calls[0].function.arguments", "expected a text or an object"),
+    (CHAT, "tools", [5], "tools[0]", "expected an object"),
+    (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}, {"type": "custom"}],
+     "tools[1].type", f'"custom" {ONLY} function'),
+    (CHAT, "tools", [{"type": "function"}], "tools[0].function", "expected an object"),
+    (CHAT, "tool_choice", "often", "tool_choice", f'"often" {ONLY} none, auto, required'),
+    (CHAT, "tool_choice", 5, "tool_choice", "expected none, auto"),
+    (CHAT, "response_format", {"type": "xml"}, "response_format", f'type: "xml" {ONLY} text'),
+    (RESPONSES, "input", [5], "input[0]", "expected an object"),
+    (RESPONSES, "input", [KING], "input[0].role", f'"king" {ONLY} user'),
+    (RESPONSES, "input", [{}], "input[0].role", "is missing"),
+    (RESPONSES, "input", [{"role": "tool", "content": "x"}], "input[0].role", f'"tool" {ONLY}'),
+    (RESPONSES, "input", [{"role": "user"}], "input[0].content", "expected a string or a list"),
+    (RESPONSES, "input", [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+     "input[0].content[0].type", f'"text" {ONLY} input_text'),
+    (RESPONSES, "input", [{"type": "reasoning"}], "input[0].type", f'"reasoning" {ONLY} message'),
+    (RESPONSES, "input", [{"type": 5}], "input[0].type", "expected a string"),
+    (RESPONSES, "input", [{"type": "function_call", "name": "f"}], "input[0].call_id",
+     "expected a string"),
+    (RESPONSES, "input", [{"type": "function_call", "call_id": "1"}], "input[0].name",
+     "expected a string"),
+    (RESPONSES, "input", [{"type": "function_call", "call_id": "1", "name": "f"}],
+     "input[0].arguments", "expected a string"),
+    (RESPONSES, "input", [{"type": "function_call_output", "output": "x"}], "input[0].call_id",
+     "expected a string"),
+    (RESPONSES, "input", [{"type": "function_call_output", "call_id": "1", "output": [
+        {"type": "input_image"}]}], "input[0].output[0].type", f'"input_image" {ONLY} input_text'),
+    (RESPONSES, "tools", [5], "tools[0]", "expected an object"),
+    (RESPONSES, "tools", [{"type": "web_search"}], "tools[0].type", f'"web_search" {ONLY}'),
+    (RESPONSES, "tool_choice", "often", "tool_choice", f'"often" {ONLY}'),
+    (MESSAGES, "messages", [5, *HELLO], "messages[0]", "expected an object"),
+    (MESSAGES, "messages", [KING], "messages[0].role", f'"king" {ONLY} user, assistant, system'),
+    (MESSAGES, "messages", [{"role": "user"}], "messages[0].content", "expected a string"),
+    (MESSAGES, "messages", [{"role": "user", "content": [{"type": "image"}]}],
+     "messages[0].content[0].type", f'"image" {ONLY} text, tool_result'),
+    (MESSAGES, "messages", [{"role": "user", "content": [{"type": "text"}]}],
+     "messages[0].content[0].text", "expected a string"),
+    (MESSAGES, "messages", [{"role": "user", "content": [{"type": "tool_result"}]}],
+     "messages[0].content[0].tool_use_id", "expected a string"),
+    (MESSAGES, "messages", [{"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}]}],
+     "messages[0].content[0].content[0].type", f'"image" {ONLY} text'),
+    (MESSAGES, "messages", [{"role": "assistant", "content": [{"type": "thinking"}]}, *HELLO],
+     "messages[0].content[0].type", f'"thinking" {ONLY} text, tool_use'),
+    (MESSAGES, "messages", [{"role": "assistant", "content": [{"type": "tool_use"}]}, *HELLO],
+     "messages[0].content[0].id", "expected a string"),
+    (MESSAGES, "messages", [{"role": "assistant", "content": [
+        {"type": "tool_use", "id": "1", "name": "f", "input": "x"}]}, *HELLO],
+     "messages[0].content[0].input", "expected an object"),
+    (MESSAGES, "system", [{"type": "image"}], "system[0].type", f'"image" {ONLY} text'),
+    (MESSAGES, "tools", [5], "tools[0]", "expected an object"),
+    (MESSAGES, "tools", [{"type": "bash_20250124"}], "tools[0].type", f'"bash_20250124" {ONLY}'),
+    (MESSAGES, "tools", [{"name": "f"}], "tools[0].input_schema", "expected a schema"),
+    (MESSAGES, "tool_choice", {"type": "often"}, "tool_choice.type", f'"often" {ONLY} auto, any'),
+)
+
+
+def test_errors_say_where_and_what():
+    """What is inside a field is named by its place there, with what stands there."""
+    with Server("--chat-template", str(HERE / "data" / "hermes.jinja")) as s:
+        for path, field, value, where, told in MISPLACED:
+            body = {**ASKS[path], field: value}
+            message = error_of(s, path, body)
+            assert message.startswith(f"{where}: ") and told in message, (field, value, message)
+            if path != MESSAGES:
+                s.error(path, body, where)
+
+
 # ---- the lists in docs/server.md -----------------------------------------------------------------
 
 ROOT = HERE.parent.parent

@@ -232,11 +232,9 @@ def test_refuses():
     strict = {"strict": True, "parameters": {"not": {"type": "null"}}}
     with server() as s:
         for field, value, more in (
-                ("tools", {}, {}), ("tools", "x", {}), ("tools", [1], {}),
-                ("tools", [{"type": "function"}], {}),
-                ("tools", [{"type": "custom", "custom": {"name": "f"}}], {}),
-                ("tools", [f(name="")], {}), ("tools", [f(), f()], {}),
-                ("tools", [f(**strict)], {}), ("tools", [f()] * 1025, {}),
+                ("tools", {}, {}), ("tools", "x", {}), ("tools", [f(name="")], {}),
+                ("tools", [f(), f()], {}), ("tools", [f(**strict)], {}),
+                ("tools", [f()] * 1025, {}),
                 ("tool_choice", "often", {"tools": TOOLS}), ("tool_choice", 5, {"tools": TOOLS}),
                 ("tool_choice", {"type": "function", "function": {"name": "g"}}, {"tools": TOOLS}),
                 ("tool_choice", "required", {}), ("tool_choice", WEATHER, {}),
@@ -251,10 +249,6 @@ def test_refuses():
         s.post("/v1/responses", {**ask, "tool_choice": {"type": "function", "name": "f"}})
         s.error("/v1/responses", {**ask, "tool_choice": {"type": "custom", "name": "f"}},
                 "tool_choice")
-        for calls in (5, [5], [{}], [{"function": {"name": 5}}],
-                      [{"function": {"name": "f", "arguments": 5}}]):
-            m = HELLO + [{"role": "assistant", "content": "", "tool_calls": calls}]
-            e = s.error(CHAT, {"messages": m}, "messages[1]")
         deep = {"name": "f", "arguments": '{"a":' * 100 + "1" + "}" * 100}
         s.post("/apply-template", {"messages": HELLO + [{"role": "assistant", "content": "",
                                                          "tool_calls": [{"function": deep}]}]})
