@@ -4,6 +4,7 @@
 docs/server.md lists what the code knows."""
 import json
 import re
+import shlex
 
 from kvserver import HERE, Server, main
 
@@ -275,6 +276,53 @@ def test_fields_are_documented():
                 page.replace("| `seed` |", "| `sead` |"), page.replace("`n_probs`, ", ""),
                 page.replace("| `min_keep` | all | 0 or 1 |", "| `min_keep` | all | 0 |")):
         assert bad != page and documented(bad) != known()
+
+
+def test_routes_are_documented():
+    section = (ROOT / "docs" / "server.md").read_text().split("\n## Routes\n")[1].split("\n## ")[0]
+    told = {tuple(x.split()) for x in re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", section)}
+    for line in section.splitlines():  # further names in the same cell are of the same method
+        method = re.match(r"\| `(\w+) /", line)
+        for path in re.findall(r"`(/[^`]*)`", line.split("|")[1]) if method else ():
+            told.add((method[1], path))
+    table = {(m, p + "NAME" if p == "/v1/models/" else p) for m, p in re.findall(
+        r'\{ "([A-Z]+)", "([^"]+)",', code("srv_routes.c")) if not p.startswith("/page/")}
+    assert told == table | {("GET", "/page/...")}, told ^ table
+
+
+def test_examples():
+    """What docs/server.md has to be typed is taken, and does what it says there."""
+    page = (ROOT / "docs" / "server.md").read_text()
+    found = re.findall(r"^    curl .*\n(?:^      .*\n)*", page, re.M)
+    assert len(found) == 4, found
+    with Server("--chat-template", str(HERE / "data" / "hermes.jinja")) as s:
+        seen = set()
+        for text in found:
+            words = [w for w in shlex.split(text) if w != "-N"]
+            assert words[0] == "curl" and words[2] == "-d" and len(words) == 4, words
+            host, _, path = words[1].partition("/")
+            body = json.loads(words[3])
+            assert host == "localhost:8080" and "/" + path == CHAT, words
+            body.update(temperature=0, logit_bias={"261": -100, "34": 8, **DENSE})
+            if "stream" in body:
+                events = list(s.stream(CHAT, body))
+                assert events[-1] == "[DONE]" and events[-2]["choices"] == [], events[-2:]
+                assert events[-2]["usage"]["completion_tokens"] == 40, events[-2]
+                seen.add("stream")
+                continue
+            c = s.post(CHAT, body)["choices"][0]
+            if "tools" in body:
+                call = c["message"]["tool_calls"][0]["function"]
+                assert list(json.loads(call["arguments"])) == ["city"], call
+                seen.add(call["name"])
+            elif "response_format" in body:
+                who = json.loads(c["message"]["content"])
+                assert list(who) == ["name", "born"] and 1000 <= who["born"] <= 2100, who
+                seen.add("schema")
+            else:
+                assert c["message"]["content"] and c["finish_reason"] == "length", c
+                seen.add("chat")
+        assert seen == {"chat", "stream", "weather", "schema"}, seen
 
 
 def test_refused_unless_harmless():
