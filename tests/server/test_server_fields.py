@@ -342,6 +342,9 @@ def test_refused_unless_harmless():
                     message = error_of(s, path, {**ask, name: value})
                     assert message == name + ": is not supported here", (path, value, message)
                     n += 1
+        ask = {"messages": HELLO, "continue_final_message": True}
+        s.error("/apply-template", ask, "continue_final_message")
+        s.post("/apply-template", {**ask, "continue_final_message": False})
         # what one route has and another has not is not known there: no field is ignored by mistake
         assert not [x for x in s.lines if "not known" in x], s.lines
         for _ in range(2):
