@@ -24,8 +24,6 @@ static const srv_refused refused[] = { { "container", "" },
                                        { "speed", "\"standard\"" },
                                        { "thinking", "{\"type\":\"disabled\"}" } };
 
-#define WHERE_BYTES 64
-
 /* ---- answers ----------------------------------------------------------------------------------
  */
 
@@ -233,7 +231,7 @@ static bool add_text(srv_fields *f, const json_t *block, const char *where, kvd_
     const json_t *v = srv_get(block, "text");
 
     if (!json_is_string(v))
-        return srv_fields_bad(f, where, "a block's text is not a string");
+        return srv_fields_bad(f, srv_at("%s.text", where).s, "expected a string");
     if (text->len)
         kvd_buf_putc(text, '\n');
     kvd_buf_put(text, json_string_value(v), json_string_length(v));
@@ -245,9 +243,10 @@ static bool add_result(srv_fields *f, json_t *list, const json_t *block, const c
     json_t *content = srv_get(block, "content"), *id = srv_get(block, "tool_use_id");
 
     if (!json_is_string(id))
-        return srv_fields_bad(f, where, "a tool_result has no tool_use_id");
+        return srv_fields_bad(f, srv_at("%s.tool_use_id", where).s, "expected a string");
     return srv_add_result(f, list, id,
-                          content ? srv_text_of(f, content, "text", where) : json_string(""));
+                          content ? srv_text_of(f, content, "text", srv_at("%s.content", where).s)
+                                  : json_string(""));
 }
 
 static bool add_use(srv_fields *f, json_t *calls, const json_t *block, const char *where)
@@ -255,8 +254,11 @@ static bool add_use(srv_fields *f, json_t *calls, const json_t *block, const cha
     json_t *id = srv_get(block, "id"), *name = srv_get(block, "name");
     json_t *input = srv_get(block, "input");
 
-    if (!json_is_string(id) || !json_is_string(name) || !json_is_object(input))
-        return srv_fields_bad(f, where, "a tool_use has no id, name or input");
+    if (!json_is_string(id) || !json_is_string(name))
+        return srv_fields_bad(f, srv_at("%s.%s", where, json_is_string(id) ? "name" : "id").s,
+                              "expected a string");
+    if (!json_is_object(input))
+        return srv_fields_bad(f, srv_at("%s.input", where).s, "expected an object");
     return srv_add_call(f, calls, id, name, input);
 }
 
@@ -270,14 +272,17 @@ static bool add_user(srv_fields *f, json_t *list, const json_t *blocks, const ch
 
     json_array_foreach(blocks, i, block)
     {
+        const srv_where at = srv_at("%s[%zu]", where, i);
+
         if (is_type(block, "text"))
-            ok = add_text(f, block, where, &text);
+            ok = add_text(f, block, at.s, &text);
         else if (!is_type(block, "tool_result"))
-            ok = srv_fields_bad(f, where, "only blocks of text and tool_result are supported here");
+            ok = srv_fields_word(f, srv_at("%s.type", at.s).s, srv_get(block, "type"),
+                                 "text, tool_result");
         else if (text.len)
-            ok = add_said(f, list, "user", &text, NULL) && add_result(f, list, block, where);
+            ok = add_said(f, list, "user", &text, NULL) && add_result(f, list, block, at.s);
         else
-            ok = add_result(f, list, block, where);
+            ok = add_result(f, list, block, at.s);
         if (is_type(block, "tool_result"))
             text.len = 0;
         if (!ok)
@@ -298,12 +303,15 @@ static bool add_assistant(srv_fields *f, json_t *list, const json_t *blocks, con
 
     json_array_foreach(blocks, i, block)
     {
+        const srv_where at = srv_at("%s[%zu]", where, i);
+
         if (is_type(block, "text"))
-            ok = add_text(f, block, where, &text);
+            ok = add_text(f, block, at.s, &text);
         else if (is_type(block, "tool_use"))
-            ok = add_use(f, calls, block, where);
+            ok = add_use(f, calls, block, at.s);
         else
-            ok = srv_fields_bad(f, where, "only blocks of text and tool_use are supported here");
+            ok = srv_fields_word(f, srv_at("%s.type", at.s).s, srv_get(block, "type"),
+                                 "text, tool_use");
         if (!ok)
             break;
     }
@@ -315,18 +323,20 @@ static bool add_assistant(srv_fields *f, json_t *list, const json_t *blocks, con
 
 static bool add_message(srv_fields *f, json_t *list, const json_t *m, size_t i)
 {
-    const char *role    = json_string_value(srv_get(m, "role"));
-    json_t     *content = srv_get(m, "content");
-    char        where[WHERE_BYTES];
+    const srv_where at      = srv_at("messages[%zu].content", i);
+    const json_t   *word    = srv_get(m, "role");
+    const char     *role    = json_string_value(word);
+    json_t         *content = srv_get(m, "content");
 
-    snprintf(where, sizeof(where), "messages[%zu]", i);
+    if (!json_is_object(m))
+        return srv_fields_bad(f, srv_at("messages[%zu]", i).s, "expected an object");
     if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 &&
                   strcmp(role, "system") != 0))
-        return srv_fields_bad(f, where, "role is none of user, assistant, system");
+        return srv_fields_word(f, srv_at("messages[%zu].role", i).s, word,
+                               "user, assistant, system");
     if (!json_is_array(content) || *role == 's')
-        return srv_add_message(f, list, role, content, "text", where);
-    return *role == 'u' ? add_user(f, list, content, where)
-                        : add_assistant(f, list, content, where);
+        return srv_add_message(f, list, role, content, "text", at.s);
+    return *role == 'u' ? add_user(f, list, content, at.s) : add_assistant(f, list, content, at.s);
 }
 
 static bool add_messages(srv_fields *f, json_t *list)
@@ -361,12 +371,15 @@ static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
     json_t     *schema = srv_get(tool, "input_schema");
     json_t     *name   = srv_get(tool, "name");
 
-    if (!json_is_object(tool) || (type && strcmp(type, "custom") != 0))
-        srv_fields_bad(f, "tools", "entry %zu is no tool of the client's own", i);
+    if (!json_is_object(tool))
+        srv_fields_bad(f, srv_at("tools[%zu]", i).s, "expected an object");
+    else if (type && strcmp(type, "custom") != 0)
+        srv_fields_word(f, srv_at("tools[%zu].type", i).s, srv_get(tool, "type"),
+                        "custom: the client's own");
     else if (!json_is_string(name))
-        srv_fields_bad(f, "tools", "entry %zu has no name", i);
+        srv_fields_bad(f, srv_at("tools[%zu].name", i).s, "expected a string");
     else if (!json_is_object(schema))
-        srv_fields_bad(f, "tools", "entry %zu: input_schema: expected a schema, an object", i);
+        srv_fields_bad(f, srv_at("tools[%zu].input_schema", i).s, "expected a schema, an object");
     if (f->bad)
         return NULL;
     return json_pack("{s:O, s:O*, s:O, s:O*}", "name", name, "description",
@@ -390,7 +403,8 @@ static void get_choice(srv_fields *f, srv_tools *t)
         t->name   = NULL;
         t->choice = *type == 'n' ? SRV_CHOICE_NONE : SRV_CHOICE_AUTO;
     } else {
-        srv_fields_bad(f, "tool_choice", "type: expected auto, any, none, or tool with a name");
+        srv_fields_word(f, "tool_choice.type", srv_get(o, "type"),
+                        "auto, any, none, or tool with a name");
     }
 }
 
@@ -406,7 +420,7 @@ static void get_output(srv_fields *f, srv_request *r)
 /* What both routes read: the prompt, with what belongs to it. */
 static bool get_request(srv_fields *f, srv_request *r)
 {
-    static const srv_conversion conversion = { "output_config", function_of, add_messages };
+    static const srv_conversion conversion = { function_of, add_messages };
     srv_tools                   t          = { 0 };
 
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));

@@ -15,12 +15,8 @@ static const char *const names[] = { SRV_PARAM_NAMES, "messages", "max_tokens",
                                      "user", "metadata", "safety_identifier", "prompt_cache_key" };
 
 static const srv_refused refused[] = { { "audio", "" },
-                                       { "chat_template", "" },
                                        { "function_call", "\"none\" \"auto\"" },
                                        { "functions", "[]" },
-                                       { "grammar", "\"\"" },
-                                       { "guided_json", "" },
-                                       { "guided_regex", "" },
                                        { "modalities", "[\"text\"]" },
                                        { "moderation", "" },
                                        { "prediction", "" },

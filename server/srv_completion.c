@@ -14,9 +14,11 @@ static const char *const names[] = { SRV_PARAM_NAMES, "prompt", "max_tokens",
                                      /* nothing to do for this */
                                      "user" };
 
-static const srv_refused refused[] = { { "grammar", "\"\"" },  { "guided_json", "" },
-                                       { "guided_regex", "" }, { "json_schema", "" },
-                                       { "suffix", "\"\"" },   { "tools", "[]" } };
+static const srv_refused refused[] = { { "add_generation_prompt", "true" },
+                                       { "add_special_tokens", "true" },
+                                       { "chat_template_kwargs", "{}" },
+                                       { "suffix", "\"\"" },
+                                       { "tools", "[]" } };
 
 #define OBJECT        "text_completion"
 #define N_MAX_DEFAULT 16u /* OpenAI's, where neither client nor server says */
@@ -228,7 +230,7 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_params(f, r);
     srv_get_choices(f, r);
     srv_get_format(f, "response_format", srv_get_object(f, f->root, "response_format"), r);
-    if (r->n_max == UINT32_MAX)
+    if (r->n_max == UINT32_MAX && !srv_get(f->root, "n_predict"))
         r->n_max = N_MAX_DEFAULT;
     best_of = r->n;
     srv_get_u32(f, f->root, "best_of", r->n, r->n, &best_of);

@@ -70,7 +70,7 @@ bool srv_get_converted(srv_fields *f, const srv_conversion *to, srv_tools *t, sr
 
     if (!f->bad)
         t->list = functions = get_functions(f, to->function_of);
-    shown = srv_use_tools(f, to->format, t, r);
+    shown = srv_use_tools(f, t, r);
     if (!f->bad)
         messages = json_array();
     if (!f->bad && to->add_messages(f, messages))

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define WORD_MAX 96
@@ -94,6 +95,27 @@ bool srv_fields_bad(srv_fields *f, const char *name, const char *fmt, ...)
     return false;
 }
 
+bool srv_fields_word(srv_fields *f, const char *name, const json_t *word, const char *known)
+{
+    if (!word)
+        return srv_fields_bad(f, name, "is missing; supported here: %s", known);
+    if (!json_is_string(word))
+        return srv_fields_bad(f, name, "expected a string; supported here: %s", known);
+    return srv_fields_bad(f, name, "\"%.40s\" is not supported here, only %s",
+                          json_string_value(word), known);
+}
+
+srv_where srv_at(const char *fmt, ...)
+{
+    srv_where out;
+    va_list   ap;
+
+    va_start(ap, fmt);
+    vsnprintf(out.s, sizeof(out.s), fmt, ap);
+    va_end(ap);
+    return out;
+}
+
 bool srv_fields_full(srv_fields *f, const char *fmt, ...)
 {
     va_list ap;
@@ -106,9 +128,14 @@ bool srv_fields_full(srv_fields *f, const char *fmt, ...)
 
 bool srv_fields_status(srv_fields *f, const char *name, kvd_status st, const kvd_err *err)
 {
+    const size_t n   = name ? strlen(name) : 0;
+    const char  *msg = err->msg;
+
     if (st == KVD_E_NOMEM)
-        return srv_fields_full(f, "%s", err->msg);
-    return st == KVD_OK || srv_fields_bad(f, name, "%s", err->msg);
+        return srv_fields_full(f, "%s", msg);
+    if (n && strncmp(msg, name, n) == 0 && strncmp(msg + n, ": ", 2) == 0)
+        msg += n + 2; /* the library's word for it is the field's name */
+    return st == KVD_OK || srv_fields_bad(f, name, "%s", msg);
 }
 
 static int put_dump(const char *data, size_t len, void *ctx)
@@ -208,19 +235,34 @@ void srv_get_float(srv_fields *f, const json_t *o, const char *name, double min,
 
 /* ---- names ---------------------------------------------------------------------------------- */
 
+/* A value is one of those in a list, by its compact JSON, or as the same number. */
 static bool is_harmless(const json_t *v, const char *values)
 {
     char         word[WORD_MAX];
     const size_t n = json_dumpb(v, word, sizeof(word), JSON_COMPACT | JSON_ENCODE_ANY);
 
-    if (json_is_null(v))
+    if (json_is_null(v) || strcmp(values, "*") == 0)
         return true;
     if (n == 0 || n > sizeof(word))
         return false;
-    for (const char *s = values; *s; s += strcspn(s, " ") + (s[strcspn(s, " ")] == ' '))
-        if (strcspn(s, " ") == n && memcmp(s, word, n) == 0)
+    for (const char *s = values; *s; s += strcspn(s, " ") + (s[strcspn(s, " ")] == ' ')) {
+        const size_t len = strcspn(s, " ");
+        char        *end;
+
+        if (len == n && memcmp(s, word, n) == 0)
             return true;
+        if (json_is_number(v) && strtod(s, &end) == json_number_value(v) && end == s + len)
+            return true;
+    }
     return false;
+}
+
+static const srv_refused *find_refused(const srv_refused *list, uint32_t n, const char *name)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (strcmp(list[i].name, name) == 0)
+            return &list[i];
+    return NULL;
 }
 
 void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
@@ -231,15 +273,18 @@ void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
 
     json_object_foreach(f->root, name, v)
     {
-        uint32_t i = 0, k = 0;
+        const srv_refused *r = find_refused(refused, n_refused, name);
+        uint32_t           i = 0;
 
         while (i < n_ok && strcmp(ok[i], name) != 0)
             i++;
-        while (i == n_ok && k < n_refused && strcmp(refused[k].name, name) != 0)
-            k++;
-        if (i == n_ok && k == n_refused)
+        if (i < n_ok)
+            continue;
+        if (!r && f->asks)
+            r = srv_find_other(name);
+        if (!r)
             srv_log_unknown(f->s, name);
-        else if (i == n_ok && !is_harmless(v, refused[k].harmless))
-            srv_fields_bad(f, refused[k].name, "is not supported here");
+        else if (!is_harmless(v, r->harmless))
+            srv_fields_bad(f, r->name, "is not supported here");
     }
 }

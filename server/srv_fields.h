@@ -13,11 +13,13 @@
 #define SRV_JSON_DEPTH 64u
 
 typedef struct srv_fields {
-    srv       *s;
-    json_t    *root; /* an object; owned */
-    srv_reply *reply;
-    bool       bad;
-    uint64_t   n_value, n_list; /* in all JSON of the request so far */
+    srv        *s;
+    json_t     *root; /* an object; owned */
+    srv_reply  *reply;
+    bool        bad;
+    bool        asks;            /* for text: srv_find_other() counts */
+    const char *format;          /* the field that has made the request's grammar; NULL: none has */
+    uint64_t    n_value, n_list; /* in all JSON of the request so far */
 } srv_fields;
 
 /* Parses the call's body; false: it is not an object, as the reply says.  Closed either way. */
@@ -25,6 +27,13 @@ bool srv_fields_open(srv_fields *f, srv *s, srv_call *c);
 void srv_fields_close(srv_fields *f);
 /* Says what is wrong with a field; always false. */
 bool srv_fields_bad(srv_fields *f, const char *name, const char *fmt, ...) KVD_PRINTF(3, 4);
+/* A word is none of those that are known: says what it is, or that there is none. */
+bool srv_fields_word(srv_fields *f, const char *name, const json_t *word, const char *known);
+/* Name of what is inside a field, for errors: messages[3].role. */
+typedef struct srv_where {
+    char s[96];
+} srv_where;
+srv_where srv_at(const char *fmt, ...) KVD_PRINTF(1, 2);
 /* It is not the request that is wrong: 503.  Always false. */
 bool srv_fields_full(srv_fields *f, const char *fmt, ...) KVD_PRINTF(2, 3);
 /* Either, as the library says; true: neither. */
@@ -45,13 +54,16 @@ json_t *srv_get(const json_t *o, const char *name);
 json_t *srv_get_object(srv_fields *f, const json_t *o, const char *name);
 
 /* What a route knows.  ok: names of fields that have an effect or need none.  refused: fields that
- * would change the answer and cannot; each with the values that ask for nothing, as compact JSON.
- */
+ * would change the answer and cannot; each with the values that ask for nothing, as compact JSON
+ * ("*": all do; null always does). */
 typedef struct srv_refused {
     const char *name, *harmless; /* values separated by spaces */
 } srv_refused;
 void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
                      const srv_refused *refused, uint32_t n_refused);
+/* srv_others.c: of a field that is refused where text is asked for and the route says nothing of
+ * it; NULL: of none. */
+const srv_refused *srv_find_other(const char *name);
 
 /* srv_params.c: fields that all requests for text share, and what is the server's where they say
  * nothing; those of chats and completions; stop strings. */
@@ -60,11 +72,11 @@ void srv_get_params(srv_fields *f, srv_request *r);
 #define SRV_PARAM_NAMES                                                                          \
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",  \
         "repetition_penalty", "repeat_penalty", "repeat_last_n", "seed", "logit_bias", "stream", \
-        "ignore_eos", "debug_cache", "cache_salt"
+        "ignore_eos", "debug_cache", "cache_salt", "n_predict", "json_schema", "guided_json"
 void srv_get_choices(srv_fields *f, srv_request *r);
 void srv_get_stops(srv_fields *f, srv_request *r, const char *name);
 /* srv_format.c: a grammar becomes the request's; an error names the field.  Or that of a format,
- * the field's value (NULL: there is none). */
+ * the field's value (NULL: there is none), or of a schema that is a field of its own. */
 bool srv_open_grammar(srv_fields *f, const char *field, const kvd_grammar_params *p,
                       srv_request *r);
 void srv_get_format(srv_fields *f, const char *field, const json_t *o, srv_request *r);
@@ -77,11 +89,11 @@ typedef struct srv_tools {
     const char   *name;   /* of the function that must be called, with CALL; NULL: any */
     bool          single; /* one call at most */
 } srv_tools;
-bool srv_choice_of(const char *word,
-                   srv_choice *out); /* auto, none, required; false: none of them */
+/* Of the words auto, none, required; an error is told. */
+void srv_get_choice(srv_fields *f, const json_t *word, srv_choice *out);
 /* The request's grammar is that of the tools, and its answers are taken apart.  Returns what the
- * template is to show; NULL: nothing.  `format` is the field that cannot be together with them. */
-const json_t *srv_use_tools(srv_fields *f, const char *format, const srv_tools *t, srv_request *r);
+ * template is to show; NULL: nothing. */
+const json_t *srv_use_tools(srv_fields *f, const srv_tools *t, srv_request *r);
 /* That of the fields of a chat. */
 const json_t *srv_get_tools(srv_fields *f, srv_request *r);
 
@@ -110,15 +122,14 @@ bool srv_add_result(srv_fields *f, json_t *list, json_t *id, json_t *text);
 /* Entry i of "tools" as a chat's "function"; an error is told. */
 typedef json_t *srv_function_of(srv_fields *f, const json_t *tool, size_t i);
 typedef struct srv_conversion {
-    const char      *format; /* the field that cannot be together with tools */
     srv_function_of *function_of;
     bool (*add_messages)(srv_fields *f, json_t *list);
 } srv_conversion;
 /* The request's prompt and grammar, by its messages and tools; of t all but the list is known. */
 bool srv_get_converted(srv_fields *f, const srv_conversion *to, srv_tools *t, srv_request *r);
 
-/* srv_messages.c: a list of parts of text, each on a line of its own; NULL: it is something else,
- * as `where` says, whose parts have the type `type`. */
+/* srv_messages.c: a list of parts of text, whose type is `type`, each on a line of its own; NULL:
+ * one is something else.  `where` is the list's name. */
 json_t *srv_join_parts(srv_fields *f, const json_t *parts, const char *where, const char *type);
 
 #endif

@@ -17,36 +17,75 @@ bool srv_open_grammar(srv_fields *f, const char *field, const kvd_grammar_params
     return srv_fields_status(f, field, st, &err);
 }
 
-/* The schema stands in "json_schema", as chats have it, or beside the type, as responses do. */
-static void get_schema(srv_fields *f, const char *field, const json_t *o, kvd_buf *b)
+/* The schema stands in "json_schema", as OpenAI's chats have it, or beside the type, as responses
+ * and llama.cpp do.  NULL: there is none, or an error is told. */
+static const json_t *schema_of(srv_fields *f, const char *field, const json_t *o)
 {
-    const json_t *in     = srv_get(o, "json_schema");
-    const json_t *schema = json_object_get(in ? in : o, "schema");
+    const json_t *in = srv_get(o, "json_schema"), *beside = srv_get(o, "schema");
+    const json_t *schema = in ? srv_get(in, "schema") : beside;
 
-    if (!json_is_object(schema))
+    if (in && beside)
+        srv_fields_bad(f, field, "schema and json_schema: expected one of them");
+    else if ((in || schema) && !json_is_object(schema))
         srv_fields_bad(f, field, "%sschema: expected a schema, an object",
                        in ? "json_schema." : "");
-    else
-        srv_put_json(f, schema, b);
+    return f->bad ? NULL : schema;
+}
+
+/* What a format asks for: a schema, or any object; neither: any text. */
+static const json_t *get_format(srv_fields *f, const char *field, const json_t *o, bool *object)
+{
+    const char   *type   = json_string_value(srv_get(o, "type"));
+    const json_t *schema = schema_of(f, field, o);
+
+    if (type && strcmp(type, "json_object") == 0)
+        *object = json_object_size(schema) == 0;
+    else if (type && strcmp(type, "json_schema") == 0 && !schema)
+        srv_fields_bad(f, field, "schema: is missing");
+    else if (type && strcmp(type, "text") == 0 && schema)
+        srv_fields_bad(f, field, "schema: only with type json_object or json_schema");
+    else if (!type)
+        srv_fields_bad(f, field, "type: expected text, json_object or json_schema");
+    else if (strcmp(type, "text") != 0 && strcmp(type, "json_schema") != 0)
+        srv_fields_bad(f, field,
+                       "type: \"%.40s\" is not supported here, only text, json_object, json_schema",
+                       type);
+    return *object ? NULL : schema;
+}
+
+/* A schema that is a field of its own, as llama.cpp and vLLM have it: the same as a format's. */
+static const json_t *get_bare(srv_fields *f, const char *format, bool has_format,
+                              const char **field)
+{
+    static const char *const bare[] = { "json_schema", "guided_json" };
+    const json_t            *schema = NULL;
+
+    for (uint32_t i = 0; i < KVD_COUNTOF(bare); i++) {
+        const json_t *v = srv_get(f->root, bare[i]);
+
+        if (v && (schema || has_format))
+            srv_fields_bad(f, bare[i], "not together with %s", schema ? bare[0] : format);
+        else if (v && !json_is_object(v))
+            srv_fields_bad(f, bare[i], "expected a schema, an object");
+        else if (v)
+            *field = bare[i];
+        schema = v ? v : schema;
+    }
+    return f->bad ? NULL : schema;
 }
 
 void srv_get_format(srv_fields *f, const char *field, const json_t *o, srv_request *r)
 {
-    const char        *type = json_string_value(srv_get(o, "type"));
-    kvd_grammar_params p    = KVD_GRAMMAR_PARAMS_INIT;
-    kvd_buf            text = { 0 };
+    kvd_grammar_params p      = KVD_GRAMMAR_PARAMS_INIT;
+    kvd_buf            text   = { 0 };
+    const json_t      *schema = o && !f->bad ? get_format(f, field, o, &p.json_object) : NULL;
+    const json_t      *bare   = get_bare(f, field, schema || p.json_object, &field);
 
-    if (!o || f->bad || (type && strcmp(type, "text") == 0))
-        return;
-    if (type && strcmp(type, "json_schema") == 0) {
-        get_schema(f, field, o, &text);
+    schema = schema ? schema : bare;
+    if (!f->bad && schema && srv_put_json(f, schema, &text))
         p.schema_json = text.data;
-    } else if (type && strcmp(type, "json_object") == 0) {
-        p.json_object = true;
-    } else {
-        srv_fields_bad(f, field, "type: expected text, json_object or json_schema");
-    }
-    if (!f->bad)
+    if (!f->bad && (schema || p.json_object))
         srv_open_grammar(f, field, &p, r);
+    f->format = field;
     kvd_buf_free(&text);
 }

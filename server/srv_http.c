@@ -128,8 +128,8 @@ static void log_call(const srv_call *c)
     else if (c->streams && c->ending)
         kvd_log(KVD_LOG_INFO, "%s: %s, ended by an error, %.0f ms", c->job->id, c->route->path, ms);
     else if (c->reply.status >= 400)
-        kvd_log(KVD_LOG_INFO, "%s: status %d, %.0f ms", c->route ? c->route->path : "no route",
-                c->reply.status, ms);
+        kvd_log(KVD_LOG_INFO, "%s%s: status %d, %.0f ms", c->route ? c->route->path : "no route",
+                c->reply.status == 404 ? c->nowhere : "", c->reply.status, ms);
 }
 
 void srv_http_body_read(srv_call *c)

@@ -41,6 +41,8 @@ typedef struct srv_route {
 } srv_route;
 extern const srv_route srv_routes[];
 extern const uint32_t  srv_n_route;
+/* What to say of a path that is no route here but is one of other servers'; NULL: nothing. */
+const char *srv_route_elsewhere(const char *path);
 
 typedef struct srv_conn { /* one TCP connection */
     struct srv_conn *prev, *next;
@@ -58,6 +60,7 @@ struct srv_call {
     srv_conn              *conn;
     const srv_route       *route;
     const char            *name;             /* behind the route's path, else ""; the library's */
+    char                   nowhere[100];     /* a path that is no route, for the log */
     srv_call              *prev, *next;      /* all that live */
     srv_call              *next_work;        /* for a worker, or back from one */
     uint64_t               born_ns, said_ns; /* said: a stream has given bytes */
@@ -163,5 +166,7 @@ srv_call  *srv_work_take_done(srv *s); /* a list */
 
 void srv_log_open(bool json);
 void srv_log_close(void);
+/* A client's text for a line: what is no plain character is escaped, what has no room cut off. */
+void srv_log_quote(const char *s, size_t len, char *out, size_t cap);
 
 #endif

@@ -209,6 +209,29 @@ static void add_allowed(srv_reply *r, const char *method)
     snprintf(r->allow + n, sizeof(r->allow) - n, "%s%s", n ? ", " : "", method);
 }
 
+/* The path has in it what the client gives as its key: that is not for the log. */
+static bool has_secret(const srv_call *c, const char *path)
+{
+    const char *bearer = header(c, "Authorization"), *plain = header(c, "x-api-key");
+
+    if (bearer && strncasecmp(bearer, "Bearer ", 7) == 0)
+        bearer += 7;
+    return (bearer && *bearer && strstr(path, bearer)) || (plain && *plain && strstr(path, plain));
+}
+
+/* The log has the path, but no query, which the library has cut off unless its mark was escaped. */
+static void no_route(srv_call *c, const char *path)
+{
+    const char *say = srv_route_elsewhere(path);
+    char        quoted[sizeof(c->nowhere) - sizeof(" \"\"")];
+
+    srv_reply_error(&c->reply, 404, NULL, NULL, "there is no %s%s%s", path, say ? ": " : "",
+                    say ? say : "");
+    srv_log_quote(path, strcspn(path, "?"), quoted, sizeof(quoted));
+    if (!has_secret(c, path))
+        snprintf(c->nowhere, sizeof(c->nowhere), " \"%s\"", quoted);
+}
+
 static void find_route(srv_call *c, const char *method, const char *path)
 {
     bool known = false;
@@ -225,9 +248,10 @@ static void find_route(srv_call *c, const char *method, const char *path)
             c->name  = name;
         }
     }
-    if (!c->route)
-        srv_reply_error(&c->reply, known ? 405 : 404, NULL, NULL,
-                        known ? "%s does not take %s" : "there is no %s", path, method);
+    if (!known)
+        no_route(c, path);
+    else if (!c->route)
+        srv_reply_error(&c->reply, 405, NULL, NULL, "%s does not take %s", path, method);
 }
 
 static void preflight(srv_call *c)

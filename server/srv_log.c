@@ -57,3 +57,20 @@ void srv_log_close(void)
 {
     fflush(stderr);
 }
+
+void srv_log_quote(const char *s, size_t len, char *out, size_t cap)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < len; i++) {
+        const unsigned char c     = (unsigned char)s[i];
+        const bool          plain = c > ' ' && c < 127 && c != '"' && c != '\\';
+
+        if (n + sizeof("\\xHH...") > cap) { /* what comes now, and the mark of the cut */
+            n += (size_t)snprintf(out + n, cap - n, "...");
+            break;
+        }
+        n += (size_t)snprintf(out + n, cap - n, plain ? "%c" : "\\x%02x", c);
+    }
+    out[n] = 0;
+}

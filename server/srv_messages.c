@@ -4,13 +4,11 @@
  *
  * What clients write stays text: special tokens are recognised only where the template wrote them.
  */
-#include <stdio.h>
 #include <string.h>
 
 #include "srv_fields.h"
 
 #define MESSAGES_MAX 8192u
-#define WHERE_BYTES  64
 
 static const char *const roles[] = { "system", "developer", "user", "assistant", "tool" };
 
@@ -34,11 +32,11 @@ json_t *srv_join_parts(srv_fields *f, const json_t *parts, const char *where, co
         const json_t *type = srv_get(part, "type"), *text = srv_get(part, "text");
 
         if (!json_is_string(type) || strcmp(json_string_value(type), kind) != 0) {
-            srv_fields_bad(f, where, "only parts of type \"%s\" are supported here", kind);
+            srv_fields_word(f, srv_at("%s[%zu].type", where, i).s, type, kind);
             break;
         }
         if (!json_is_string(text)) {
-            srv_fields_bad(f, where, "a part's text is not a string");
+            srv_fields_bad(f, srv_at("%s[%zu].text", where, i).s, "expected a string");
             break;
         }
         if (i > 0)
@@ -53,36 +51,39 @@ json_t *srv_join_parts(srv_fields *f, const json_t *parts, const char *where, co
 
 static bool normalise_content(srv_fields *f, json_t *m, const char *role, const char *where)
 {
-    json_t *v = json_object_get(m, "content");
+    json_t         *v  = json_object_get(m, "content");
+    const srv_where at = srv_at("%s.content", where);
 
     if (json_is_string(v))
         return true;
     if (json_is_array(v)) {
-        json_t *text = srv_join_parts(f, v, where, "text");
+        json_t *text = srv_join_parts(f, v, at.s, "text");
 
         if (!text || json_object_set_new(m, "content", text) != 0)
             return srv_fields_full(f, "no memory for its content");
         return true;
     }
     if (v && !json_is_null(v))
-        return srv_fields_bad(f, where, "content is neither a string nor a list of parts");
+        return srv_fields_bad(f, at.s, "expected a string or a list of parts");
     if (strcmp(role, "assistant") != 0 || !srv_get(m, "tool_calls"))
-        return srv_fields_bad(f, where, "content is missing");
+        return srv_fields_bad(f, at.s, "is missing");
     return json_object_set_new(m, "content", json_string("")) == 0 ||
            srv_fields_full(f, "no memory for its content");
 }
 
 /* Templates write arguments as JSON, so those that clients give as text become what they say. */
-static bool normalise_call(srv_fields *f, json_t *call, const char *where)
+static bool normalise_call(srv_fields *f, json_t *call, const char *where, size_t i)
 {
     json_t *function = srv_get(call, "function");
     json_t *args     = srv_get(function, "arguments");
     json_t *value;
 
     if (!json_is_string(srv_get(function, "name")))
-        return srv_fields_bad(f, where, "a call in tool_calls has no function with a name");
+        return srv_fields_bad(f, srv_at("%s.tool_calls[%zu].function.name", where, i).s,
+                              "expected a string");
     if (args && !json_is_string(args) && !json_is_object(args))
-        return srv_fields_bad(f, where, "a call's arguments are neither text nor an object");
+        return srv_fields_bad(f, srv_at("%s.tool_calls[%zu].function.arguments", where, i).s,
+                              "expected a text or an object");
     if (json_is_object(args))
         return true;
     value =
@@ -101,10 +102,10 @@ static bool normalise_calls(srv_fields *f, json_t *m, const char *where)
     size_t  i;
 
     if (calls && !json_is_array(calls))
-        return srv_fields_bad(f, where, "tool_calls is no list");
+        return srv_fields_bad(f, srv_at("%s.tool_calls", where).s, "expected a list");
     json_array_foreach(calls, i, call)
     {
-        if (!normalise_call(f, call, where))
+        if (!normalise_call(f, call, where, i))
             return false;
     }
     return true;
@@ -112,15 +113,15 @@ static bool normalise_calls(srv_fields *f, json_t *m, const char *where)
 
 static bool normalise(srv_fields *f, json_t *m, size_t i)
 {
-    const json_t *role = srv_get(m, "role");
-    char          where[WHERE_BYTES];
+    const srv_where at   = srv_at("messages[%zu]", i);
+    const json_t   *role = srv_get(m, "role");
 
-    snprintf(where, sizeof(where), "messages[%zu]", i);
     if (!json_is_object(m))
-        return srv_fields_bad(f, where, "expected an object");
+        return srv_fields_bad(f, at.s, "expected an object");
     if (!json_is_string(role) || !known_role(json_string_value(role)))
-        return srv_fields_bad(f, where, "role is none of system, developer, user, assistant, tool");
-    if (!normalise_content(f, m, json_string_value(role), where) || !normalise_calls(f, m, where))
+        return srv_fields_word(f, srv_at("%s.role", at.s).s, role,
+                               "system, developer, user, assistant, tool");
+    if (!normalise_content(f, m, json_string_value(role), at.s) || !normalise_calls(f, m, at.s))
         return false;
     if (strcmp(json_string_value(role), "developer") == 0 &&
         json_object_set_new(m, "role", json_string("system")) != 0)

@@ -131,7 +131,7 @@ void srv_get_choices(srv_fields *f, srv_request *r)
 void srv_get_params(srv_fields *f, srv_request *r)
 {
     const json_t *model = srv_get(f->root, "model");
-    const int64_t n     = f->s->p.n_predict;
+    int64_t       n     = f->s->p.n_predict;
 
     if (model && !json_is_string(model))
         srv_fields_bad(f, "model", "expected a string");
@@ -139,6 +139,7 @@ void srv_get_params(srv_fields *f, srv_request *r)
     get_sampling(f, &r->sampling);
     get_bias(f, &r->sampling);
     get_salt(f, r);
+    srv_get_int(f, f->root, "n_predict", -1, UINT32_MAX - 1, &n);
     r->n     = 1;
     r->n_max = n < 0 ? UINT32_MAX : (uint32_t)n;
     srv_get_bool(f, f->root, "stream", &r->stream);

@@ -2,7 +2,6 @@
 /* srv_responses.c - /v1/responses: OpenAI's newer shape of a chat, made of items.  Nothing is kept
  * of an answer: the next request brings all items with it. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "srv_fields.h"
@@ -32,10 +31,7 @@ static const srv_refused refused[] = { { "access_programs", "{}" },
                                        { "reasoning", "{} {\"effort\":\"none\"}" },
                                        { "service_tier", "\"auto\" \"default\"" },
                                        { "store", "false" },
-                                       { "top_logprobs", "0" },
                                        { "truncation", "\"disabled\"" } };
-
-#define WHERE_BYTES 64
 
 /* ---- answers ----------------------------------------------------------------------------------
  */
@@ -283,14 +279,27 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 
 static bool add_message(srv_fields *f, json_t *list, const json_t *item, const char *where)
 {
-    const char *role = json_string_value(srv_get(item, "role"));
-    const bool  ours = role && strcmp(role, "assistant") == 0;
+    const json_t *word = srv_get(item, "role");
+    const char   *role = json_string_value(word);
+    const bool    ours = role && strcmp(role, "assistant") == 0;
 
     if (!role || (!ours && strcmp(role, "user") != 0 && strcmp(role, "system") != 0 &&
                   strcmp(role, "developer") != 0))
-        return srv_fields_bad(f, where, "role is none of user, assistant, system, developer");
+        return srv_fields_word(f, srv_at("%s.role", where).s, word,
+                               "user, assistant, system, developer");
     return srv_add_message(f, list, role, srv_get(item, "content"),
-                           ours ? "output_text" : "input_text", where);
+                           ours ? "output_text" : "input_text", srv_at("%s.content", where).s);
+}
+
+/* A string of an item; NULL: it has none, which is told. */
+static json_t *text_of(srv_fields *f, const json_t *item, const char *name, const char *where)
+{
+    json_t *v = srv_get(item, name);
+
+    if (json_is_string(v))
+        return v;
+    srv_fields_bad(f, srv_at("%s.%s", where, name).s, "expected a string");
+    return NULL;
 }
 
 /* A call belongs to the assistant's message before it. */
@@ -299,11 +308,12 @@ static bool add_call(srv_fields *f, json_t *list, const json_t *item, const char
     const size_t n    = json_array_size(list);
     json_t      *last = n ? json_array_get(list, n - 1) : NULL;
     const char  *role = json_string_value(srv_get(last, "role"));
-    json_t      *id = srv_get(item, "call_id"), *name = srv_get(item, "name");
-    json_t      *args = srv_get(item, "arguments");
+    json_t      *id   = text_of(f, item, "call_id", where);
+    json_t      *name = text_of(f, item, "name", where);
+    json_t      *args = text_of(f, item, "arguments", where);
 
-    if (!json_is_string(id) || !json_is_string(name) || !json_is_string(args))
-        return srv_fields_bad(f, where, "a function_call has no call_id, name or arguments");
+    if (!id || !name || !args)
+        return false;
     if (!role || strcmp(role, "assistant") != 0) {
         if (!srv_add(f, list, json_pack("{s:s, s:s}", "role", "assistant", "content", "")))
             return false;
@@ -316,29 +326,29 @@ static bool add_call(srv_fields *f, json_t *list, const json_t *item, const char
 
 static bool add_output(srv_fields *f, json_t *list, const json_t *item, const char *where)
 {
-    json_t *id = srv_get(item, "call_id");
+    json_t *id = text_of(f, item, "call_id", where);
 
-    if (!json_is_string(id))
-        return srv_fields_bad(f, where, "a function_call_output has no call_id");
-    return srv_add_result(f, list, id,
-                          srv_text_of(f, srv_get(item, "output"), "input_text", where));
+    return id && srv_add_result(f, list, id,
+                                srv_text_of(f, srv_get(item, "output"), "input_text",
+                                            srv_at("%s.output", where).s));
 }
 
 static bool add_item(srv_fields *f, json_t *list, const json_t *item, size_t i)
 {
-    const char *type = json_string_value(srv_get(item, "type"));
-    char        where[WHERE_BYTES];
+    const srv_where where = srv_at("input[%zu]", i);
+    const json_t   *word  = srv_get(item, "type");
+    const char     *type  = json_string_value(word);
 
-    snprintf(where, sizeof(where), "input[%zu]", i);
     if (!json_is_object(item))
-        return srv_fields_bad(f, where, "expected an object");
-    if (!type || strcmp(type, "message") == 0)
-        return add_message(f, list, item, where);
-    if (strcmp(type, "function_call") == 0)
-        return add_call(f, list, item, where);
-    if (strcmp(type, "function_call_output") == 0)
-        return add_output(f, list, item, where);
-    return srv_fields_bad(f, where, "items of type \"%.40s\" are not supported here", type);
+        return srv_fields_bad(f, where.s, "expected an object");
+    if (!word || (type && strcmp(type, "message") == 0))
+        return add_message(f, list, item, where.s);
+    if (type && strcmp(type, "function_call") == 0)
+        return add_call(f, list, item, where.s);
+    if (type && strcmp(type, "function_call_output") == 0)
+        return add_output(f, list, item, where.s);
+    return srv_fields_word(f, srv_at("%s.type", where.s).s, word,
+                           "message, function_call, function_call_output");
 }
 
 static bool add_messages(srv_fields *f, json_t *list)
@@ -368,12 +378,15 @@ static bool add_messages(srv_fields *f, json_t *list)
 /* It stands beside the type here, in chats below it. */
 static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
 {
-    const char *type = json_string_value(srv_get(tool, "type"));
+    const json_t *word = srv_get(tool, "type");
+    const char   *type = json_string_value(word);
 
-    if (!type || strcmp(type, "function") != 0) {
-        srv_fields_bad(f, "tools", "entry %zu is no tool of type function", i);
+    if (!json_is_object(tool))
+        srv_fields_bad(f, srv_at("tools[%zu]", i).s, "expected an object");
+    else if (!type || strcmp(type, "function") != 0)
+        srv_fields_word(f, srv_at("tools[%zu].type", i).s, word, "function");
+    if (f->bad)
         return NULL;
-    }
     return json_pack("{s:O*, s:O*, s:O*, s:O*}", "name", srv_get(tool, "name"), "description",
                      srv_get(tool, "description"), "parameters", srv_get(tool, "parameters"),
                      "strict", srv_get(tool, "strict"));
@@ -391,8 +404,8 @@ static void get_choice(srv_fields *f, srv_tools *t)
         t->name = json_string_value(srv_get(v, "name"));
     if (t->name)
         t->choice = SRV_CHOICE_CALL;
-    else if (v && !srv_choice_of(json_string_value(v), &t->choice))
-        srv_fields_bad(f, "tool_choice", "expected none, auto, required or a function");
+    else if (v)
+        srv_get_choice(f, v, &t->choice);
 }
 
 static void get_text(srv_fields *f, srv_request *r)
@@ -440,7 +453,7 @@ static bool keep_request(srv_fields *f, srv_request *r)
 
 static bool get_request(srv_fields *f, srv_request *r)
 {
-    static const srv_conversion conversion = { "text", function_of, add_messages };
+    static const srv_conversion conversion = { function_of, add_messages };
     srv_tools                   t          = { 0 };
 
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));

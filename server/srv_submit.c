@@ -83,12 +83,15 @@ srv_job *srv_read_job(srv *s, srv_call *c, bool (*request)(srv_fields *f, srv_re
 {
     srv_fields f;
     srv_job   *j = srv_job_new();
+    bool       ok;
 
     if (!j) {
         srv_reply_error(&c->reply, 503, NULL, NULL, "no memory for the request");
         return NULL;
     }
-    if (!srv_fields_open(&f, s, c) || !request(&f, &j->req)) {
+    ok     = srv_fields_open(&f, s, c);
+    f.asks = true;
+    if (!ok || !request(&f, &j->req)) {
         srv_job_unref(j);
         j = NULL;
     }

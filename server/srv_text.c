@@ -100,7 +100,8 @@ void srv_route_template(srv *s, srv_call *c)
 {
     static const char *const names[]   = { "messages", "add_generation_prompt",
                                            "chat_template_kwargs", "tools", "model" };
-    static const srv_refused refused[] = { { "chat_template", "" } };
+    static const srv_refused refused[] = { { "chat_template", "" },
+                                           { "continue_final_message", "false" } };
     srv_fields               f;
     char                    *text  = NULL;
     kvd_span                *spans = NULL;

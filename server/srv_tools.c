@@ -15,12 +15,15 @@ static const json_t *function_of(const json_t *tool)
 
 static bool check_tool(srv_fields *f, size_t i, const json_t *tool)
 {
-    const char *type = json_string_value(srv_get(tool, "type"));
+    const json_t *word = srv_get(tool, "type");
+    const char   *type = json_string_value(word);
 
-    if (!json_is_object(tool) || !type || strcmp(type, "function") != 0)
-        return srv_fields_bad(f, "tools", "entry %zu is no tool of type function", i);
+    if (!json_is_object(tool))
+        return srv_fields_bad(f, srv_at("tools[%zu]", i).s, "expected an object");
+    if (!type || strcmp(type, "function") != 0)
+        return srv_fields_word(f, srv_at("tools[%zu].type", i).s, word, "function");
     if (!json_is_object(function_of(tool)))
-        return srv_fields_bad(f, "tools", "entry %zu: function: expected an object", i);
+        return srv_fields_bad(f, srv_at("tools[%zu].function", i).s, "expected an object");
     return true;
 }
 
@@ -46,7 +49,7 @@ static bool check_tools(srv_fields *f, const srv_tools *t)
     return true;
 }
 
-const json_t *srv_use_tools(srv_fields *f, const char *format, const srv_tools *t, srv_request *r)
+const json_t *srv_use_tools(srv_fields *f, const srv_tools *t, srv_request *r)
 {
     kvd_grammar_params p    = KVD_GRAMMAR_PARAMS_INIT;
     kvd_buf            text = { 0 };
@@ -61,7 +64,14 @@ const json_t *srv_use_tools(srv_fields *f, const char *format, const srv_tools *
     if (t->choice == SRV_CHOICE_NONE)
         return NULL;
     if (r->grammar) {
-        srv_fields_bad(f, format, "not together with tools that may be called");
+        srv_fields_bad(f, f->format, "not together with tools that may be called");
+        return NULL;
+    }
+    if (kvd_model_tool_format(f->s->model) == KVD_TOOLS_NONE) {
+        srv_fields_bad(f, "tools",
+                       "the model's chat template has no form of calls that is known here: those "
+                       "of Hermes and Qwen, and of Llama 3, are; --chat-template FILE gives the "
+                       "server another template");
         return NULL;
     }
     p.tool_choice = t->choice == SRV_CHOICE_CALL ? KVD_TOOL_CHOICE_REQUIRED : KVD_TOOL_CHOICE_AUTO;
@@ -76,19 +86,23 @@ const json_t *srv_use_tools(srv_fields *f, const char *format, const srv_tools *
     return f->bad ? NULL : t->list;
 }
 
-bool srv_choice_of(const char *word, srv_choice *out)
+void srv_get_choice(srv_fields *f, const json_t *word, srv_choice *out)
 {
     static const char *const words[] = {
         [SRV_CHOICE_AUTO] = "auto", [SRV_CHOICE_NONE] = "none", [SRV_CHOICE_CALL] = "required"
     };
+    const char *s = json_string_value(word);
 
-    for (uint32_t i = 0; word && i < KVD_COUNTOF(words); i++) {
-        if (strcmp(word, words[i]) == 0) {
+    for (uint32_t i = 0; s && i < KVD_COUNTOF(words); i++) {
+        if (strcmp(s, words[i]) == 0) {
             *out = (srv_choice)i;
-            return true;
+            return;
         }
     }
-    return false;
+    if (s)
+        srv_fields_word(f, "tool_choice", word, "none, auto, required or a function");
+    else
+        srv_fields_bad(f, "tool_choice", "expected none, auto, required or a function");
 }
 
 const json_t *srv_get_tools(srv_fields *f, srv_request *r)
@@ -102,7 +116,7 @@ const json_t *srv_get_tools(srv_fields *f, srv_request *r)
     t.name   = json_string_value(srv_get(srv_get(choice, "function"), "name"));
     if (t.name)
         t.choice = SRV_CHOICE_CALL;
-    else if (choice && !srv_choice_of(json_string_value(choice), &t.choice))
-        srv_fields_bad(f, "tool_choice", "expected none, auto, required or a function");
-    return srv_use_tools(f, "response_format", &t, r);
+    else if (choice)
+        srv_get_choice(f, choice, &t.choice);
+    return srv_use_tools(f, &t, r);
 }

@@ -18,8 +18,11 @@ kvd_status gram_refuse(gram_build *b, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(msg, sizeof(msg), fmt, ap);
     va_end(ap);
-    b->st = kvd_fail(b->err, KVD_E_INVAL, 0, "%s: %s (at %s)", b->what, msg,
-                     b->path[0] ? b->path : "its root");
+    if (b->path[0])
+        b->st = kvd_fail(b->err, KVD_E_INVAL, 0, "%s: %s (at %s)", b->what, msg, b->path);
+    else
+        b->st = kvd_fail(b->err, KVD_E_INVAL, 0, "%s: %s%s", b->what, msg,
+                         b->root ? " (at its root)" : "");
     return b->st;
 }
 

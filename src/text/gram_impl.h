@@ -277,7 +277,7 @@ typedef struct gram_build {
     uint64_t   n_feas;
     uint64_t   steps;
 
-    json_t   *root;      /* of $ref */
+    json_t   *root;      /* of $ref; NULL: no schema is being written */
     json_t   *made;      /* array: owns what merging made */
     json_t   *functions; /* object: name -> rule, of tool calls; NULL: none */
     gram_map  expanded, merged, rules;

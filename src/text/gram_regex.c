@@ -416,9 +416,11 @@ static void alternatives(regex *r, uint32_t from, uint32_t to, bool top)
 
 bool gram_regex(gram_build *b, const char *text, size_t len, gram_dfa *out)
 {
-    gram_build nfa = { .err = b->err, .what = b->what, .max_node = MAX_PATTERN_NODES };
-    regex      r   = { .b = &nfa, .out = b, .s = text, .len = len };
-    uint32_t   from, to;
+    gram_build nfa = {
+        .err = b->err, .what = b->what, .root = b->root, .max_node = MAX_PATTERN_NODES
+    };
+    regex    r = { .b = &nfa, .out = b, .s = text, .len = len };
+    uint32_t from, to;
 
     *out = (gram_dfa){ 0 };
     if (b->st != KVD_OK)

@@ -153,6 +153,7 @@ static void add_tool(tools *t, json_t *tool)
     b->what = what;
     add_function(t, name, function);
     b->what = "tools";
+    b->root = NULL;
 }
 
 /* ---- text around calls -------------------------------------------------------------------------

@@ -225,12 +225,13 @@ def test_errors():
         bad("messages: ", messages=[])
         bad("max_tokens: ", max_tokens=-1)
         bad("stop_sequences: ", stop_sequences=[""])
-        bad("messages[0]: ", messages=[{"role": "king", "content": "x"}])
-        bad("messages[0]: ", messages=[{"role": "user", "content": [{"type": "image"}]}])
-        bad("messages[1]: ", messages=HELLO + [{"role": "user", "content": [
+        bad("messages[0].role: ", messages=[{"role": "king", "content": "x"}])
+        bad("messages[0].content[0].type: ",
+            messages=[{"role": "user", "content": [{"type": "image"}]}])
+        bad("messages[1].content[0].tool_use_id: ", messages=HELLO + [{"role": "user", "content": [
             {"type": "tool_result", "content": "x"}]}])
         bad("messages: ", messages=HELLO + [{"role": "assistant", "content": "I"}])
-        bad("tools: ", tools=[{"type": "bash_20250124", "name": "bash"}])
+        bad("tools[0].type: ", tools=[{"type": "bash_20250124", "name": "bash"}])
         bad("tools: weather: not", tools=[{**TOOL, "strict": True,
                                            "input_schema": {"not": {"type": "null"}}}])
         bad("tool_choice: ", tools=[TOOL], tool_choice={"type": "tool", "name": "clock"})

@@ -16,7 +16,8 @@ SECONDS = float(os.environ.get("KVD_FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("KVD_FUZZ_SEED", str(time.time_ns() % 1000000)))
 ASK = {"prompt": "as before", "max_tokens": 12, "logit_bias": {"261": -100}}
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens",
-         "/v1/responses", "/tokenize", "/detokenize", "/apply-template")
+         "/v1/responses", "/tokenize", "/detokenize", "/apply-template", "/completions",
+         "/chat/completions", "/responses")
 ROUTES = re.findall(r'\{ "([A-Z]+)", "([^"]+)",',
                     (HERE.parent.parent / "server" / "srv_routes.c").read_text())
 GETS = tuple(path for method, path in ROUTES if method == "GET") + ("/v1/models/x", "/nothing")
@@ -25,7 +26,7 @@ FIELDS = ("prompt messages max_tokens max_completion_tokens temperature top_p to
           "frequency_penalty repetition_penalty repeat_last_n ignore_eos return_progress "
           "debug_cache cache_salt best_of suffix tools tool_choice parallel_tool_calls tool_calls "
           "response_format content tokens system stop_sequences output_config "
-          "input instructions text max_output_tokens "
+          "input instructions text max_output_tokens n_predict json_schema guided_json grammar "
           "add_special with_pieces add_generation_prompt chat_template_kwargs model user "
           "unknown_one").split()
 STATUS = {200, 204, 400, 401, 403, 404, 405, 411, 413, 414, 417, 429, 431, 501, 505}
@@ -73,8 +74,11 @@ def tool(rng):
 
 def body(rng):
     """A request that may well be served, with some fields of odd values."""
-    b = {"max_tokens": rng.randrange(8), "n": rng.choice((1, 1, 2))}
     path = rng.choice(PATHS)
+    limit = "max_output_tokens" if "responses" in path else "max_tokens"
+    b = {limit: rng.randrange(8)}
+    if "completions" in path:
+        b["n"] = rng.choice((1, 1, 2))
     if "chat" in path or "template" in path or "messages" in path:
         b["messages"] = [message(rng) for _ in range(rng.randrange(1, 4))]
     elif "detok" in path:
@@ -82,7 +86,6 @@ def body(rng):
     elif "tok" in path:
         b["content"] = "some text"
     elif "responses" in path:
-        b["max_output_tokens"] = 5
         b["input"] = rng.choice(("text", [{**message(rng), "type": rng.choice((
             "message", "function_call", "function_call_output", "reasoning")), "call_id": "c",
             "name": "f", "arguments": "{}", "output": "x"} for _ in range(rng.randrange(1, 4))]))
@@ -97,8 +100,8 @@ def body(rng):
             b["tool_choice"] = {"type": rng.choice(("auto", "any", "none"))}
     for _ in range(rng.randrange(4)):
         b[rng.choice(FIELDS)] = value(rng)
-    if not isinstance(b.get("max_tokens"), int) or b["max_tokens"] > 50:
-        b["max_completion_tokens"] = 5  # such answers are long, not odd
+    if not isinstance(b.get(limit), int) or b[limit] > 50:  # such answers are long, not odd
+        b["max_completion_tokens" if "completions" in path else limit] = 5
     return path, json.dumps(b).encode()
 
 

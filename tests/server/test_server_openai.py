@@ -279,10 +279,10 @@ def test_responses_errors():
         bad = lambda param, **k: raises(openai.BadRequestError, lambda: c.create(
             **{"model": "t", "input": "x", **k}), param=param, type="invalid_request_error")
         bad("input", input=[])
-        bad("input[1]", input=[{"role": "user", "content": "x"}, {"type": "item_reference",
+        bad("input[1].type", input=[{"role": "user", "content": "x"}, {"type": "item_reference",
                                                                   "id": "x"}])
         bad("previous_response_id", previous_response_id="resp_1")
-        bad("tools", tools=[{"type": "web_search"}])
+        bad("tools[0].type", tools=[{"type": "web_search"}])
         bad("tool_choice", tools=[WEATHER], tool_choice={"type": "function", "name": "clock"})
         bad("max_output_tokens", max_output_tokens=-1)
         bad("store", store=True)

@@ -37,6 +37,7 @@ def test_key_guards_every_route():
                             {"authorization": f"bearer {KEY}"}):
                 assert s.call(method, path, body, headers=headers)[0] in (200, 400)
         assert s.call("GET", "/nothing")[0] == 401  # what there is is not told either
+        assert s.call("POST", "/embeddings", "{}")[0] == 401
         assert s.call("POST", "/health")[0] == 401
         config = subprocess.run([PROGRAM, "serve", "--print-config"], text=True, check=True,
                                 capture_output=True, env={**os.environ, "KVDRIVE_API_KEY": KEY})
@@ -67,9 +68,13 @@ def test_key_is_told_nowhere():
             s.call("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}, headers=good)
         assert any("status 401" in line for line in s.lines)  # it has ended, all lines are there
         for word in (KEY, guess):
-            # the path of a route that is not there comes back to its caller, and only there
+            # the path of a route that is not there comes back to its caller
             assert word.encode() not in told.replace(f"/{word}".encode(), b""), word
-            assert word not in "\n".join(s.lines), word
+        # and to the log, if the caller has the key, and but for the key
+        paths = [line for line in s.lines if f"/{guess}" in line]
+        assert paths and all("status 404" in line for line in paths), paths
+        assert KEY not in "\n".join(s.lines)
+        assert guess not in "\n".join(s.lines).replace(f"/{guess}", "")
 
 
 def test_key_is_compared_in_one_place():
@@ -143,11 +148,30 @@ def test_host_and_origin():
         assert s.call("POST", "/tokenize", {"content": "x"}, headers=evil)[0] == 403
 
 
+def test_paths_in_the_log():
+    """That of a route that is not there, and of no other: so long, and as characters that can be
+    nothing else; never a query."""
+    with Server() as s:
+        for path, told in (("/no/such", "/no/such"), ("/no?secret=1", "/no"),
+                           ("/no%3Fsecret=1", "/no"), ("/a%22%0Ab%5C%7F%C3%A9%20c",
+                                                       r"/a\x22\x0ab\x5c\x7f\xc3\xa9\x20c"),
+                           ("/%1b[31m", r"/\x1b[31m"), ("/" + "x" * 300, "/" + "x" * 79)):
+            s.call("GET", path)
+            want = f' no route "{told}'
+            s.wait_for(lambda: any(want in line and "status 404" in line for line in s.lines))
+        s.call("GET", "/v1/completions?secret=1")
+        s.call("GET", "/v1/models/secret?secret=1")
+        s.wait_for(lambda: any("/v1/models/: status 404" in line for line in s.lines))
+        assert "secret" not in "".join(s.lines)
+        assert max(len(line) for line in s.lines if "no route" in line) < 180, s.lines
+        assert any('xxx...": status 404' in line for line in s.lines), s.lines
+
+
 def test_prompts_stay_out_of_the_log():
     with Server("-v", "--log-format", "json") as s:
         s.post("/v1/completions", {"prompt": "my secret plan", "max_tokens": 3})
         s.call("POST", "/v1/completions", '{"prompt":"my secret plan"')
-        s.call("GET", "/my-secret-path")
+        s.call("GET", "/my%22path?of=my-secret-plan")
         s.wait_for(lambda: any("no route" in line for line in s.lines))
         assert "secret" not in "".join(s.lines)
         for line in s.lines:

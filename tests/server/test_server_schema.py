@@ -222,7 +222,8 @@ def test_streams_that_fail():
             (MESSAGES, {"messages": HELLO}), (RESPONSES, {"input": "x"}))
 
     def run(s, path, ask):
-        ends[path] = list(s.stream(path, {**ask, "logit_bias": BIAS, "max_tokens": 3000}))
+        limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+        ends[path] = list(s.stream(path, {**ask, "logit_bias": BIAS, limit: 3000}))
 
     with Server(program=os.environ["KVDRIVE_FAULT"]) as s:
         s.exits = (1,)

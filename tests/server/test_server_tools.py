@@ -232,11 +232,9 @@ def test_refuses():
     strict = {"strict": True, "parameters": {"not": {"type": "null"}}}
     with server() as s:
         for field, value, more in (
-                ("tools", {}, {}), ("tools", "x", {}), ("tools", [1], {}),
-                ("tools", [{"type": "function"}], {}),
-                ("tools", [{"type": "custom", "custom": {"name": "f"}}], {}),
-                ("tools", [f(name="")], {}), ("tools", [f(), f()], {}),
-                ("tools", [f(**strict)], {}), ("tools", [f()] * 1025, {}),
+                ("tools", {}, {}), ("tools", "x", {}), ("tools", [f(name="")], {}),
+                ("tools", [f(), f()], {}), ("tools", [f(**strict)], {}),
+                ("tools", [f()] * 1025, {}),
                 ("tool_choice", "often", {"tools": TOOLS}), ("tool_choice", 5, {"tools": TOOLS}),
                 ("tool_choice", {"type": "function", "function": {"name": "g"}}, {"tools": TOOLS}),
                 ("tool_choice", "required", {}), ("tool_choice", WEATHER, {}),
@@ -251,10 +249,6 @@ def test_refuses():
         s.post("/v1/responses", {**ask, "tool_choice": {"type": "function", "name": "f"}})
         s.error("/v1/responses", {**ask, "tool_choice": {"type": "custom", "name": "f"}},
                 "tool_choice")
-        for calls in (5, [5], [{}], [{"function": {"name": 5}}],
-                      [{"function": {"name": "f", "arguments": 5}}]):
-            m = HELLO + [{"role": "assistant", "content": "", "tool_calls": calls}]
-            e = s.error(CHAT, {"messages": m}, "messages[1]")
         deep = {"name": "f", "arguments": '{"a":' * 100 + "1" + "}" * 100}
         s.post("/apply-template", {"messages": HELLO + [{"role": "assistant", "content": "",
                                                          "tool_calls": [{"function": deep}]}]})
@@ -269,9 +263,33 @@ def test_refuses():
         # json with tools that may not be called
         s.post(CHAT, {"messages": HELLO, "tools": TOOLS, "tool_choice": "none", "max_tokens": 3,
                       "response_format": {"type": "json_object"}})
-    with Server() as s:  # the template has no form of calls
-        e = s.error(CHAT, {"messages": HELLO, "tools": TOOLS}, "tools")
-        assert "chat template" in e["message"], e
+        for tools, told in (([f(), f()], "tools: two functions 'f'"),
+                            ([f(**strict)], "tools: f: not is not supported (at its root)")):
+            assert s.error(CHAT, {"messages": HELLO, "tools": tools}, "tools")["message"] == told
+
+
+def test_templates_without_calls():
+    """SmolLM2's has no form of calls: the error says which are known, and what gives another."""
+    templates = HERE.parent / "data" / "tmpl" / "templates"
+    of = lambda name: Server("--chat-template", str(templates / f"{name}.jinja"))
+    told = ("tools: the model's chat template has no form of calls that is known here: those of "
+            "Hermes and Qwen, and of Llama 3, are; --chat-template FILE gives the server another "
+            "template")
+    with of("SmolLM2-135M-Instruct") as s:
+        assert s.error(CHAT, {"messages": HELLO, "tools": TOOLS}, "tools")["message"] == told
+        tool = {"type": "function", "name": "f"}
+        assert s.error("/v1/responses", {"input": "x", "tools": [tool]}, "tools")["message"] == told
+        e = s.post("/v1/messages", {"messages": HELLO, "max_tokens": 1, "tools": [
+            {"name": "f", "input_schema": {"type": "object"}}]}, want=400)["error"]
+        assert e["message"] == told, e
+        for more in ({"tools": []}, {"tools": TOOLS, "tool_choice": "none"}):
+            s.post(CHAT, {"messages": HELLO, "max_tokens": 1, **more})
+    for name in ("Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B"):  # docs/structured.md names them
+        with of(name) as s:
+            c = s.post(CHAT, {"messages": HELLO, "tools": TOOLS, "tool_choice": WEATHER,
+                              "max_tokens": 200, "parallel_tool_calls": False,
+                              "logit_bias": DENSE})["choices"][0]
+            check_call(c["message"]["tool_calls"][0])
 
 
 if __name__ == "__main__":
