@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_gym.c - times the CUDA backend's ops by themselves, as CSV: what, type, shape, time, rate.
- * usage: cuda_gym MODULE [quick | full [prefill] | products [TYPE]]
- * prefill: attention of many rows alone; products: those of few tokens alone.
+ * usage: cuda_gym MODULE [quick | full [prefill | decode] | products [TYPE]]
+ * prefill, decode: attention of many rows, of one row a sequence alone; products: those of few
+ * tokens alone.
  *
  * A figure is the median of several runs of a graph of many calls; data rotates among enough copies
  * that caches do not hold it.  Rates: bytes that must move (weights; K and V; what is
@@ -376,6 +377,7 @@ int main(int argc, char **argv)
                                           .head_dim  = 256,
                                           .n_ctx     = N_CTX };
     const bool               products = argc > 2 && strcmp(argv[2], "products") == 0;
+    const bool               decode   = argc > 3 && strcmp(argv[3], "decode") == 0;
     kvd_err                  err      = { 0 };
 
     only_type = products && argc > 3 ? argv[3] : NULL;
@@ -387,11 +389,11 @@ int main(int argc, char **argv)
     printf("what,type,shape,us,GB/s,TFLOP/s\n");
     if (products || argc <= 3)
         time_products();
-    if (!products && argc <= 3) {
+    if (!products && argc <= 3)
         time_copies();
+    if (!products && (decode || argc <= 3))
         time_attention();
-    }
-    if (!products)
+    if (!products && !decode)
         time_prefill();
     be->ops->stream_close(st);
     kvd_backend_close(be);

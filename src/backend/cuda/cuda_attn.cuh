@@ -25,6 +25,8 @@ void cuda_attn_merge(const cuda_backend *be, const kvd_attn_args *a, uint32_t fi
 
 /* cuda_attn_decode.cu: the same rows over bf16 keys. */
 bool cuda_attn_decode_can(const kvd_kv_layout *kv);
+/* Blocks of it that a multiprocessor holds at once. */
+uint32_t cuda_attn_decode_blocks(const kvd_kv_layout *kv);
 void cuda_attn_decode(const cuda_backend *be, const kvd_attn_args *a, uint32_t first, uint32_t n,
                       uint32_t n_split, float *part, cudaStream_t s);
 

@@ -90,15 +90,18 @@ static __device__ __forceinline__ uint4 dec_load(const uint8_t *row, uint32_t ch
     return v;
 }
 
-/* Keys [t0, t0 + 16); those from end on are the last one again. */
+/* The lane's row of K of keys [t0, t0 + 16); those from end on are the last one again. */
+static __device__ __forceinline__ uint64_t dec_row(const kvd_kv_layout &l, const uint64_t *block,
+                                                   uint32_t kv_head, uint32_t t0, uint32_t end)
+{
+    return (uint64_t)cuda_kv_row(l, block, kv_head, min(t0 + threadIdx.x % DEC_KEYS, end - 1));
+}
+
 template <uint32_t NC>
-static __device__ __forceinline__ void dec_fetch(dec_kv<NC> &kv, const kvd_kv_layout &l,
-                                                 const uint64_t *block, uint32_t kv_head,
-                                                 uint32_t t0, uint32_t end)
+static __device__ __forceinline__ void dec_fetch_k(dec_kv<NC> &kv, const kvd_kv_layout &l,
+                                                   uint64_t own)
 {
     const uint32_t g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-    const uint64_t own =
-        (uint64_t)cuda_kv_row(l, block, kv_head, min(t0 + threadIdx.x % DEC_KEYS, end - 1));
 
 #pragma unroll
     for (uint32_t n = 0; n < 2; n++) {
@@ -107,6 +110,14 @@ static __device__ __forceinline__ void dec_fetch(dec_kv<NC> &kv, const kvd_kv_la
         for (uint32_t i = 0; i < 2 * NC; i++)
             kv.k[n][i] = dec_load(k, 32 * i + 8 * c, l.head_dim);
     }
+}
+
+template <uint32_t NC>
+static __device__ __forceinline__ void dec_fetch_v(dec_kv<NC> &kv, const kvd_kv_layout &l,
+                                                   uint64_t own)
+{
+    const uint32_t g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+
 #pragma unroll
     for (uint32_t n = 0; n < 4; n++) {
         const uint32_t key = 2 * c + n % 2 + n / 2 * 8;
@@ -185,20 +196,29 @@ static __device__ __forceinline__ void dec_values(dec_state<NC> &s, const dec_kv
     }
 }
 
+/* The next 16 keys are asked for as soon as those before them are through, their values when these
+ * are: there is always something on its way. */
 template <uint32_t NC>
 static __device__ __forceinline__ void dec_scan(dec_state<NC> &s, const kvd_kv_layout &l,
                                                 const uint64_t *block, uint32_t kv_head,
                                                 uint32_t t0, uint32_t end)
 {
     const uint32_t c = threadIdx.x % 4;
+    dec_kv<NC>     kv;
+    uint64_t       own;
 
+    if (t0 >= end)
+        return;
+    own = dec_row(l, block, kv_head, t0, end);
+    dec_fetch_k<NC>(kv, l, own);
+    dec_fetch_v<NC>(kv, l, own);
     for (; t0 < end; t0 += DEC_WARPS * DEC_KEYS) {
-        dec_kv<NC> kv;
-        float      logit[4];
-        uint32_t   p[4];
+        float    logit[4];
+        uint32_t p[4];
 
-        dec_fetch<NC>(kv, l, block, kv_head, t0, end);
+        own = dec_row(l, block, kv_head, t0 + DEC_WARPS * DEC_KEYS, end);
         dec_logits<NC>(s, kv, logit);
+        dec_fetch_k<NC>(kv, l, own);
         if (t0 + DEC_KEYS > end) {
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
@@ -208,6 +228,7 @@ static __device__ __forceinline__ void dec_scan(dec_state<NC> &s, const kvd_kv_l
         }
         dec_softmax<NC>(s, logit, p);
         dec_values<NC>(s, kv, p);
+        dec_fetch_v<NC>(kv, l, own);
     }
 }
 
@@ -300,6 +321,12 @@ bool cuda_attn_decode_can(const kvd_kv_layout *kv)
 {
     return kv->type == KVD_DTYPE_BF16 && kv->head_dim % 8 == 0 && kv->head_dim <= 128 &&
            cuda_attn_aligned(kv);
+}
+
+/* By registers: 246 of a thread, 128 for heads of up to 64. */
+uint32_t cuda_attn_decode_blocks(const kvd_kv_layout *kv)
+{
+    return kv->head_dim <= 64 ? 4 : 2;
 }
 
 void cuda_attn_decode(const cuda_backend *be, const kvd_attn_args *a, uint32_t first, uint32_t n,
