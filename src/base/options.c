@@ -17,6 +17,8 @@
 #define NAME_MAX_LEN    64
 #define LINE_MAX_LEN    4096
 #define CONFIG_MAX_LINE 10000
+#define EDITS_MAX       2u /* that a mistyped name is away from what was meant */
+#define BEGINNING_MIN   3u /* letters of a name that stand for it */
 
 /* ---- small parsers ---------------------------------------------------------------- */
 
@@ -79,10 +81,12 @@ static bool is_choice(const char *choices, const char *text)
     return false;
 }
 
-/* Levenshtein distance, capped: names are short. */
+/* Edits that make b of a: a letter put in, left out or replaced, or two neighbours that change
+ * places.  Names are short; a longer word is far from all. */
 static uint32_t edits(const char *a, const char *b)
 {
-    uint32_t     row[NAME_MAX_LEN + 1];
+    uint32_t     table[3][NAME_MAX_LEN + 1];
+    uint32_t    *row = table[0], *last = table[1], *before = table[2];
     const size_t na = strlen(a), nb = strlen(b);
 
     if (na > NAME_MAX_LEN || nb > NAME_MAX_LEN)
@@ -90,34 +94,75 @@ static uint32_t edits(const char *a, const char *b)
     for (size_t j = 0; j <= nb; j++)
         row[j] = (uint32_t)j;
     for (size_t i = 1; i <= na; i++) {
-        uint32_t diag = row[0];
+        uint32_t *const oldest = before;
 
+        before = last;
+        last   = row;
+        row    = oldest;
         row[0] = (uint32_t)i;
         for (size_t j = 1; j <= nb; j++) {
-            const uint32_t subst = diag + (a[i - 1] != b[j - 1]);
-            const uint32_t step  = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
+            const uint32_t subst = last[j - 1] + (a[i - 1] != b[j - 1]);
+            const uint32_t step  = (last[j] < row[j - 1] ? last[j] : row[j - 1]) + 1;
 
-            diag   = row[j];
             row[j] = subst < step ? subst : step;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                before[j - 2] + 1 < row[j])
+                row[j] = before[j - 2] + 1;
         }
     }
     return row[nb];
 }
 
+typedef struct nearest { /* of the names looked at so far */
+    const char *word;
+    const char *name;  /* within few edits; NULL: none is */
+    const char *whole; /* of which the word is the beginning */
+    uint32_t    n_edit, n_same, n_whole;
+} nearest;
+
+static uint32_t same_beginning(const char *a, const char *b)
+{
+    uint32_t n = 0;
+
+    while (a[n] && a[n] == b[n])
+        n++;
+    return n;
+}
+
+/* One edit for each three letters: with more a word is nearer to some name by chance than to what
+ * was meant; and two with the first letter right.  Of names equally near the one that begins alike.
+ * name: what the spelling stands for. */
+static void look_at(nearest *r, const char *spelling, const char *name)
+{
+    const size_t   n_word = strlen(r->word), n_name = strlen(spelling);
+    const uint32_t d = edits(r->word, spelling), same = same_beginning(r->word, spelling);
+    const uint32_t most  = same ? EDITS_MAX : 1;
+    const uint32_t limit = (uint32_t)kvd_min_u64(kvd_min_u64(n_word, n_name) / 3, most);
+
+    if (d <= limit && (!r->name || d < r->n_edit || (d == r->n_edit && same > r->n_same))) {
+        r->name   = name;
+        r->n_edit = d;
+        r->n_same = same;
+    }
+    if (same == n_word && n_word >= BEGINNING_MIN) {
+        r->n_whole += r->whole != name;
+        r->whole = name;
+    }
+}
+
+/* A beginning that names share says nothing. */
+static const char *found(const nearest *r)
+{
+    return r->name ? r->name : r->n_whole == 1 ? r->whole : NULL;
+}
+
 const char *kvd_nearest(const char *word, const char *const *name, uint32_t n)
 {
-    const char *best   = NULL;
-    uint32_t    best_d = (uint32_t)(strlen(word) / 3 + 2);
+    nearest r = { .word = word };
 
-    for (uint32_t i = 0; i < n; i++) {
-        const uint32_t d = edits(word, name[i]);
-
-        if (d < best_d) {
-            best_d = d;
-            best   = name[i];
-        }
-    }
-    return best;
+    for (uint32_t i = 0; i < n; i++)
+        look_at(&r, name[i], name[i]);
+    return found(&r);
 }
 
 bool kvd_user_dir(const char *variable, const char *home_sub, char *out, size_t cap)
@@ -214,30 +259,32 @@ static kvd_status read_defaults(kvd_opts *o, kvd_err *err)
     return KVD_OK;
 }
 
+static void look_at_option(nearest *r, const kvd_opt *opt)
+{
+    char word[NAME_MAX_LEN + 1];
+
+    look_at(r, opt->name, opt->name);
+    for (const char *s = opt->alias; *s; s += strcspn(s, " "), s += *s == ' ') {
+        snprintf(word, sizeof(word), "%.*s", (int)strcspn(s, " "), s);
+        if (strncmp(word, "--", 2) == 0)
+            look_at(r, word + 2, opt->name);
+    }
+}
+
 /* where: the line of a configuration file, which may name options of every command; NULL: the
  * command line, which may not. */
 static kvd_status unknown_key(const kvd_opts *o, const char *where, const char *key, kvd_err *err)
 {
-    const bool  line = !where;
-    const char *word = line ? key + strspn(key, "-") : key, *near = NULL;
-    uint32_t    best = UINT32_MAX;
+    nearest     r    = { .word = key + strspn(key, "-") };
+    const char *dash = where ? "" : "--", *near;
 
-    for (uint32_t i = 0; i < o->n; i++) {
-        const char *name = o->table[i].name;
-        const char *hit  = kvd_nearest(word, &name, 1);
-
-        if ((line && !(o->table[i].commands & o->command)) || o->table[i].kind == KVD_OPT_FOREIGN)
-            continue;
-        if (hit && edits(word, hit) < best) {
-            best = edits(key, hit);
-            near = hit;
-        }
-    }
-    if (near)
-        return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'; did you mean '%s%s'?",
-                        line ? "" : where, line ? "" : ": ", key, line ? "--" : "", near);
-    return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'", line ? "" : where,
-                    line ? "" : ": ", key);
+    for (uint32_t i = 0; i < o->n; i++)
+        if (o->table[i].kind != KVD_OPT_FOREIGN && (where || (o->table[i].commands & o->command)))
+            look_at_option(&r, &o->table[i]);
+    near = found(&r);
+    return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'%s%s%s%s", where ? where : "",
+                    where ? ": " : "", key, near ? "; did you mean '" : "", near ? dash : "",
+                    near ? near : "", near ? "'?" : "");
 }
 
 static char *trim(char *s)

@@ -87,7 +87,8 @@ void kvd_opts_print(const kvd_opts *o, kvd_buf *b);
 void kvd_opts_help(const kvd_opt *table, uint32_t n, uint32_t command, kvd_buf *b);
 
 bool kvd_parse_size(const char *text, uint64_t *out); /* "8G" */
-/* Of the n names the one with the least edits to word, if it is close enough; or NULL. */
+/* Of the n names the one that word was probably meant to be: few edits away from it, or the only
+ * one that begins with it; or NULL. */
 const char *kvd_nearest(const char *word, const char *const *name, uint32_t n);
 /* A directory of the user's from the environment: "XDG_CACHE_HOME" falls back to $HOME/home_sub.
  * false when neither is set or out is too small. */

@@ -218,6 +218,44 @@ static void test_secrets(void **state)
     kvd_buf_free(&b);
 }
 
+static void test_nearest(void **state)
+{
+    static const char *const name[] = { "port",    "prompt",  "predict",      "run",
+                                        "threads", "kv-host", "api-key-file", "prefix" };
+    static const struct {
+        const char *word, *meant; /* NULL: nothing is near */
+    } cases[] = {
+        { "prot", "port" },  /* two letters changed places: one edit */
+        { "porrt", "port" }, /* one in four letters */
+        { "qorst", NULL },   /* two */
+        { "pert", "port" },
+        { "lora", NULL },
+        { "fun", "run" }, /* one in three */
+        { "ru", NULL },   /* too short for any */
+        { "promtp", "prompt" },
+        { "prdeict", "predict" },
+        { "trhedas", "threads" }, /* two in seven */
+        { "treadz", "threads" },  /* left out, and replaced */
+        { "shreadz", NULL },      /* two, and begins otherwise */
+        { "no-host", NULL },      /* likewise */
+        { "ssl-key-file", NULL }, /* three are too many in any length */
+        { "api-kye-flie", "api-key-file" },
+        { "thr", "threads" }, /* the beginning of one */
+        { "pre", NULL },      /* of two */
+        { "th", NULL },       /* too short a beginning */
+        { "", NULL },
+        { "a word of more than sixty-four letters, which is longer than any option's name", NULL },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KVD_COUNTOF(cases); i++) {
+        const char *got = kvd_nearest(cases[i].word, name, KVD_COUNTOF(name));
+
+        if (!got != !cases[i].meant || (got && strcmp(got, cases[i].meant) != 0))
+            fail_msg("'%s' gave '%s'", cases[i].word, got ? got : "nothing");
+    }
+}
+
 static void test_text_for_people(void **state)
 {
     kvd_buf b = { 0 };
@@ -243,6 +281,7 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_every_allocation_may_fail),
         cmocka_unit_test(test_secrets),
+        cmocka_unit_test(test_nearest),
         cmocka_unit_test(test_text_for_people),
     };
 
