@@ -182,6 +182,12 @@ bool kvd_user_dir(const char *variable, const char *home_sub, char *out, size_t 
 
 /* ---- setting values --------------------------------------------------------------- */
 
+/* Another program's: not in help and suggestions. */
+static bool is_foreign(const kvd_opt *opt)
+{
+    return opt->kind == KVD_OPT_FOREIGN || opt->kind == KVD_OPT_REFUSED;
+}
+
 static int find_name(const kvd_opts *o, const char *name)
 {
     for (uint32_t i = 0; i < o->n; i++)
@@ -226,6 +232,7 @@ static bool parse_value(const kvd_opt *opt, const char *text, kvd_opt_value *v)
         return is_choice(opt->arg, text);
     case KVD_OPT_TEXT:
     case KVD_OPT_FOREIGN:
+    case KVD_OPT_REFUSED:
     case KVD_OPT_SECRET:
         return true;
     }
@@ -238,6 +245,9 @@ static kvd_status set(kvd_opts *o, int i, const char *text, kvd_opt_origin origi
     kvd_opt_value *v = &o->value[i];
     char          *copy;
 
+    if (o->table[i].kind == KVD_OPT_REFUSED && origin != KVD_OPT_ARGV)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s: %s", where, o->table[i].name,
+                        o->table[i].help);
     if (!parse_value(&o->table[i], text, v))
         return bad_value(&o->table[i], text, where, err);
     copy = kvd_strndup(text, strlen(text));
@@ -279,7 +289,7 @@ static kvd_status unknown_key(const kvd_opts *o, const char *where, const char *
     const char *dash = where ? "" : "--", *near;
 
     for (uint32_t i = 0; i < o->n; i++)
-        if (o->table[i].kind != KVD_OPT_FOREIGN && (where || (o->table[i].commands & o->command)))
+        if (!is_foreign(&o->table[i]) && (where || (o->table[i].commands & o->command)))
             look_at_option(&r, &o->table[i]);
     near = found(&r);
     return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'%s%s%s%s", where ? where : "",
@@ -413,6 +423,17 @@ static bool foreign_takes(const kvd_opt *opt, const char *next)
     return next && (strcmp(opt->arg, "*") == 0 || (*opt->arg && is_choice(opt->arg, next)));
 }
 
+/* value: behind the = or in the next word; NULL: there is none. */
+static kvd_status read_foreign(kvd_opts *o, int i, const char *word, const char *value,
+                               kvd_err *err)
+{
+    const kvd_opt *opt = &o->table[i];
+
+    if (opt->kind == KVD_OPT_REFUSED && !foreign_takes(opt, value))
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s", word, opt->help);
+    return set(o, i, word, KVD_OPT_ARGV, word, err);
+}
+
 /* Reads one option at argv[*at]; moves *at to its last word. */
 static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, int *at,
                                 kvd_err *err)
@@ -423,6 +444,7 @@ static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, 
     bool           negated;
     const int      i = find_argument(o, arg, len, &negated);
     const kvd_opt *opt;
+    const char    *next;
     char           word[NAME_MAX_LEN + 1];
 
     snprintf(word, sizeof(word), "%.*s", (int)(len < NAME_MAX_LEN ? len : NAME_MAX_LEN), arg);
@@ -431,9 +453,10 @@ static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, 
     opt = &o->table[i];
     if (!(opt->commands & o->command))
         return kvd_fail(err, KVD_E_INVAL, 0, "option %s does not belong to this command", word);
-    if (opt->kind == KVD_OPT_FOREIGN) {
-        *at += !eq && foreign_takes(opt, *at + 1 < argc ? argv[*at + 1] : NULL);
-        return set(o, i, word, KVD_OPT_ARGV, word, err);
+    if (is_foreign(opt)) {
+        next = eq ? eq + 1 : *at + 1 < argc ? argv[*at + 1] : NULL;
+        *at += !eq && foreign_takes(opt, next);
+        return read_foreign(o, i, word, next, err);
     }
     if (opt->kind == KVD_OPT_SECRET)
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: everybody can read a command line; %s", word,
@@ -513,7 +536,7 @@ kvd_status kvd_opts_set(kvd_opts *o, const char *name, const char *text, kvd_err
 {
     const int i = find_name(o, name);
 
-    if (i < 0 || !(o->table[i].commands & o->command))
+    if (i < 0 || !(o->table[i].commands & o->command) || is_foreign(&o->table[i]))
         return unknown_key(o, NULL, name, err);
     return set(o, i, text, KVD_OPT_ARGV, "option", err);
 }
@@ -566,7 +589,7 @@ void kvd_opts_print(const kvd_opts *o, kvd_buf *b)
 
         const bool secret = o->table[i].kind == KVD_OPT_SECRET && v->text;
 
-        if ((o->table[i].commands & o->command) && o->table[i].kind != KVD_OPT_FOREIGN)
+        if ((o->table[i].commands & o->command) && !is_foreign(&o->table[i]))
             kvd_buf_printf(b, "%-20s = %-24s # %s\n", o->table[i].name,
                            secret    ? "(not shown)"
                            : v->text ? v->text
@@ -606,8 +629,7 @@ void kvd_opts_help(const kvd_opt *table, uint32_t n, uint32_t command, kvd_buf *
         char           left[160], help[512];
         int            len = 2;
 
-        if (!(opt->commands & command) || opt->kind == KVD_OPT_FOREIGN ||
-            opt->kind == KVD_OPT_SECRET)
+        if (!(opt->commands & command) || is_foreign(opt) || opt->kind == KVD_OPT_SECRET)
             continue;
         snprintf(left, sizeof(left), "  ");
         for (const char *s = opt->alias; *s; s += strcspn(s, " "), s += *s == ' ')

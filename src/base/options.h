@@ -21,6 +21,9 @@ typedef enum kvd_opt_kind {
     /* Another program's, which changes nothing here: not in the help, which says what there is
      * instead.  arg: "": no value; "*": one; "a|b": one if it is among these */
     KVD_OPT_FOREIGN,
+    /* Another program's, without which something would be missing: refused, and the help says what
+     * there is instead.  arg: "", or values "a|b" with which nothing would, and it is foreign */
+    KVD_OPT_REFUSED,
     /* Text from the environment or a configuration file alone: others can read command lines.  Not
      * in the help, and never printed. */
     KVD_OPT_SECRET
