@@ -15,6 +15,7 @@
 #include "base/check.h"
 
 #define NAME_MAX_LEN    64
+#define VARIABLE_BYTES  (NAME_MAX_LEN + 16)
 #define LINE_MAX_LEN    4096
 #define CONFIG_MAX_LINE 10000
 #define EDITS_MAX       2u /* that a mistyped name is away from what was meant */
@@ -188,6 +189,13 @@ static bool is_foreign(const kvd_opt *opt)
     return opt->kind == KVD_OPT_FOREIGN || opt->kind == KVD_OPT_REFUSED;
 }
 
+/* Of which no empty text is one: it comes from a variable that is not set. */
+static bool is_path(const kvd_opt *opt)
+{
+    return opt->kind == KVD_OPT_TEXT &&
+           (strcmp(opt->arg, "FILE") == 0 || strcmp(opt->arg, "DIR") == 0);
+}
+
 static int find_name(const kvd_opts *o, const char *name)
 {
     for (uint32_t i = 0; i < o->n; i++)
@@ -198,6 +206,9 @@ static int find_name(const kvd_opts *o, const char *name)
 
 static kvd_status bad_value(const kvd_opt *opt, const char *text, const char *where, kvd_err *err)
 {
+    if (opt->kind == KVD_OPT_TEXT)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s is an empty text, not the name of a %s", where,
+                        opt->name, strcmp(opt->arg, "DIR") == 0 ? "directory" : "file");
     if (opt->kind == KVD_OPT_CHOICE)
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is none of %s", where, opt->name, text,
                         opt->arg);
@@ -231,6 +242,7 @@ static bool parse_value(const kvd_opt *opt, const char *text, kvd_opt_value *v)
     case KVD_OPT_CHOICE:
         return is_choice(opt->arg, text);
     case KVD_OPT_TEXT:
+        return *text || !is_path(opt);
     case KVD_OPT_FOREIGN:
     case KVD_OPT_REFUSED:
     case KVD_OPT_SECRET:
@@ -356,17 +368,23 @@ static kvd_status read_config(kvd_opts *o, const char *path, bool must_exist, kv
     return st;
 }
 
+static void variable_of(const kvd_opt *opt, char name[VARIABLE_BYTES])
+{
+    size_t at = (size_t)snprintf(name, VARIABLE_BYTES, "KVDRIVE_");
+
+    for (const char *s = opt->name; *s && at + 1 < VARIABLE_BYTES; s++)
+        name[at++] = *s == '-' ? '_' : (char)toupper((unsigned char)*s);
+    name[at] = 0;
+}
+
 static kvd_status read_environment(kvd_opts *o, kvd_err *err)
 {
     for (uint32_t i = 0; i < o->n; i++) {
-        char        name[NAME_MAX_LEN + 16] = "KVDRIVE_";
-        size_t      at                      = strlen(name);
+        char        name[VARIABLE_BYTES];
         const char *text;
 
-        for (const char *s = o->table[i].name; *s && at + 1 < sizeof(name); s++)
-            name[at++] = *s == '-' ? '_' : (char)toupper((unsigned char)*s);
-        name[at] = 0;
-        text     = getenv(name);
+        variable_of(&o->table[i], name);
+        text = getenv(name);
         if (text)
             KVD_TRY(set(o, (int)i, text, KVD_OPT_ENV, name, err));
     }
@@ -577,6 +595,20 @@ bool kvd_opts_flag(const kvd_opts *o, const char *name)
 bool kvd_opts_given(const kvd_opts *o, const char *name)
 {
     return kvd_opts_get(o, name)->origin > KVD_OPT_DEFAULT;
+}
+
+const char *kvd_opts_where(const kvd_opts *o, const char *name, char out[KVD_OPT_WHERE_BYTES])
+{
+    const int i = find_name(o, name);
+
+    kvd_assert(i >= 0);
+    if (o->value[i].origin == KVD_OPT_ENV)
+        variable_of(&o->table[i], out);
+    else if (o->value[i].origin == KVD_OPT_FILE)
+        snprintf(out, KVD_OPT_WHERE_BYTES, "%.180s: %s", o->config_path, name);
+    else
+        snprintf(out, KVD_OPT_WHERE_BYTES, "--%s", name);
+    return out;
 }
 
 void kvd_opts_print(const kvd_opts *o, kvd_buf *b)

@@ -33,7 +33,7 @@ typedef struct kvd_opt {
     const char  *name;
     const char  *alias; /* other spellings on the command line, separated by spaces; or "" */
     kvd_opt_kind kind;
-    const char  *arg;      /* for help: "N", "FILE"; the choices of KVD_OPT_CHOICE */
+    const char  *arg;      /* for help: "N"; "FILE" and "DIR", never empty; or the choices */
     const char  *def;      /* default as text; NULL: not set */
     double       min, max; /* of INT and NUM, when min < max */
     uint32_t     commands; /* bit set of the commands that take it */
@@ -82,7 +82,10 @@ int64_t              kvd_opts_int(const kvd_opts *o, const char *name);
 double               kvd_opts_num(const kvd_opts *o, const char *name);
 uint64_t             kvd_opts_size(const kvd_opts *o, const char *name);
 bool                 kvd_opts_flag(const kvd_opts *o, const char *name);
-bool kvd_opts_given(const kvd_opts *o, const char *name); /* by any source but default */
+#define KVD_OPT_WHERE_BYTES 256
+/* Who said so, for messages: "--x", "KVDRIVE_X", or "config: x". */
+const char *kvd_opts_where(const kvd_opts *o, const char *name, char out[KVD_OPT_WHERE_BYTES]);
+bool        kvd_opts_given(const kvd_opts *o, const char *name); /* by any source but default */
 
 /* One line per option of the command: name = value  # origin. */
 void kvd_opts_print(const kvd_opts *o, kvd_buf *b);

@@ -99,6 +99,21 @@ def test_key_from_file():
             s.get("/v1/models", headers={"Authorization": f"Bearer {KEY}"})
 
 
+def test_key_file_that_others_can_read():
+    """A line of warning, then it serves: containers show their secrets to all."""
+    with tempfile.NamedTemporaryFile("w") as f:
+        f.write(KEY + "\n")
+        f.flush()
+        for mode, warned in ((0o644, True), (0o600, False)):
+            os.chmod(f.name, mode)
+            with Server("--api-key-file", f.name) as s:
+                assert s.call("GET", "/v1/models")[0] == 401
+            found = [line for line in s.lines if "chmod 600" in line]
+            assert len(found) == warned, s.lines
+            assert all(f.name in line and "mode 0644" in line and KEY not in line
+                       for line in found), found
+
+
 def refused(*args, env=None):
     r = subprocess.run([PROGRAM, "serve", "-m", str(TINY / "llama.gguf"), "--port", "0", *args],
                        capture_output=True, text=True, timeout=30,

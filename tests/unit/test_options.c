@@ -253,6 +253,23 @@ static void test_another_programs(void **state)
     kvd_buf_free(&b);
 }
 
+static void test_who_said_it(void **state)
+{
+    char where[KVD_OPT_WHERE_BYTES];
+
+    (void)state;
+    assert_int_equal(parse(2, "-m", "x"), KVD_OK);
+    assert_string_equal(kvd_opts_where(&o, "model", where), "--model");
+    setenv("KVDRIVE_KV_HOST", "1G", 1);
+    assert_int_equal(parse(0), KVD_OK);
+    unsetenv("KVDRIVE_KV_HOST");
+    assert_string_equal(kvd_opts_where(&o, "kv-host", where), "KVDRIVE_KV_HOST");
+    setenv("KVDRIVE_MODEL", "", 1); /* of a variable that was not set */
+    assert_int_equal(parse(0), KVD_E_INVAL);
+    unsetenv("KVDRIVE_MODEL");
+    expect_error("KVDRIVE_MODEL: model is an empty text");
+}
+
 static void test_nearest(void **state)
 {
     static const char *const name[] = { "port",    "prompt",  "predict",      "run",
@@ -317,6 +334,7 @@ int main(void)
         cmocka_unit_test(test_every_allocation_may_fail),
         cmocka_unit_test(test_secrets),
         cmocka_unit_test(test_another_programs),
+        cmocka_unit_test(test_who_said_it),
         cmocka_unit_test(test_nearest),
         cmocka_unit_test(test_text_for_people),
     };
