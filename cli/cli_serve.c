@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cli_serve.c - kvdrive serve: what the options say, for server/. */
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -68,6 +69,57 @@ static kvd_status read_key(const kvd_opts *o, kvd_buf *b, const char **key, kvd_
     if (*key)
         return check_key(*key, kvd_opts_where(o, "api-key", where),
                          "the key is empty: leave it out altogether to serve without one", err);
+    return KVD_OK;
+}
+
+/* Length of "https://", in lower case as browsers write it; 0: there is no scheme. */
+static size_t origin_scheme(const char *s)
+{
+    const size_t n = strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789+.-");
+
+    return *s >= 'a' && *s <= 'z' && strncmp(s + n, "://", 3) == 0 ? n + 3 : 0;
+}
+
+static size_t origin_host(const char *s)
+{
+    const size_t n = *s == '[' ? strspn(s + 1, "0123456789abcdef:.") : 0;
+
+    if (*s == '[')
+        return n > 0 && s[n + 1] == ']' ? n + 2 : 0;
+    return strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789-._");
+}
+
+/* Whether it is nothing, or ":" and a port. */
+static bool is_origin_port(const char *s)
+{
+    const size_t n = *s == ':' ? strspn(s + 1, "0123456789") : 0;
+
+    return *s == 0 ||
+           (n >= 1 && n <= 5 && s[n + 1] == 0 && s[1] != '0' && strtol(s + 1, NULL, 10) <= 65535);
+}
+
+/* What it is compared with is an Origin as browsers send them: another one would allow nobody. */
+static kvd_status check_origin(const kvd_opts *o, kvd_err *err)
+{
+    const char  *text   = kvd_opts_text(o, "cors-origin");
+    const size_t scheme = text ? origin_scheme(text) : 0,
+                 host   = scheme ? origin_host(text + scheme) : 0;
+    const char *port    = host ? text + scheme + host : "";
+    char        where[KVD_OPT_WHERE_BYTES];
+
+    if (!text || strcmp(text, "*") == 0 || strcmp(text, "null") == 0)
+        return KVD_OK;
+    kvd_opts_where(o, "cors-origin", where);
+    if (!host || !is_origin_port(port))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s '%.100s' is no origin: expected *, null, or SCHEME://HOST[:PORT] in "
+                        "lower case, without a path, such as https://chat.example",
+                        where, text);
+    if ((strncmp(text, "http://", scheme) == 0 && strcmp(port, ":80") == 0) ||
+        (strncmp(text, "https://", scheme) == 0 && strcmp(port, ":443") == 0))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s '%.100s': browsers leave a scheme's own port out: %.*s", where, text,
+                        (int)(scheme + host), text);
     return KVD_OK;
 }
 
@@ -142,7 +194,9 @@ int cli_serve(const kvd_opts *o)
     kvd_status    st;
 
     take_params(&p, o);
-    st = read_key(o, &key, &p.key, &err);
+    st = check_origin(o, &err);
+    if (st == KVD_OK)
+        st = read_key(o, &key, &p.key, &err);
     if (st == KVD_OK)
         st = serve(&m, &s, &p, o, &err);
     kvd_session_close(s);
