@@ -3,7 +3,7 @@
 PREFIX ?= /usr/local
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: ## install what is missing, build, fetch a small model, ask it about a long text
 	@scripts/demo
@@ -38,4 +38,7 @@ install: build ## install to PREFIX (/usr/local)
 clean-check: ## demo and test of a clean clone in a fresh Debian 12 root (needs root)
 	@scripts/clean-check
 
-.PHONY: help demo build test test-long bench tidy fmt fmt-check man install clean-check
+package-check: ## run the image and the unit of packaging/ on a fresh Debian 12 (needs root)
+	@scripts/package-check
+
+.PHONY: help demo build test test-long bench tidy fmt fmt-check man install clean-check package-check

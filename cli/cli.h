@@ -69,6 +69,9 @@ kvd_status cli_bench_schedules(kvd_model *m, const kvd_opts *o, kvd_err *err);
 int cli_fail(const kvd_err *err);
 /* The same for a mistake in the command line. */
 int cli_usage(const char *fmt, ...) KVD_PRINTF(1, 2);
+/* Gives st back.  An error that begins with the option's path, or a directory above it, then begins
+ * with who named it, and ends with what to do where that is not plain. */
+kvd_status cli_of_option(kvd_status st, const kvd_opts *o, const char *option, kvd_err *err);
 
 /* The argument that is no option, or else the option's value; NULL: neither. */
 const char *cli_input_file(const kvd_opts *o, const char *option);
@@ -86,6 +89,9 @@ kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opt
 
 /* Whole file (or "-": standard input) into b; at most max_bytes. */
 kvd_status cli_read_file(const char *path, uint64_t max_bytes, kvd_buf *b, kvd_err *err);
+/* The same for the file of an option, which errors name. */
+kvd_status cli_read_option(const kvd_opts *o, const char *option, uint64_t max_bytes, kvd_buf *b,
+                           kvd_err *err);
 /* The same for the file that cli_input_file() gave. */
 kvd_status cli_read_input(const kvd_opts *o, const char *path, kvd_buf *b, kvd_err *err);
 

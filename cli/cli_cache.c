@@ -112,6 +112,7 @@ int cli_cache(const kvd_opts *o)
     char       *text = NULL;
     kvd_err     err  = { 0 };
     uint32_t    verb = 0;
+    kvd_status  st;
     int         code;
 
     while (verb < KVD_COUNTOF(verb_name) && strcmp(word, verb_name[verb]) != 0)
@@ -122,8 +123,8 @@ int cli_cache(const kvd_opts *o)
         return cli_usage("cache: expected stats, ls, verify, clear or gc");
     if (!dir)
         return cli_usage("cache: no directory given: --cache-dir DIR");
-    if (kvd_cache_command(dir, (kvd_cache_verb)verb, kvd_opts_size(o, "kv-disk"), &text, &err) !=
-        KVD_OK) {
+    st = kvd_cache_command(dir, (kvd_cache_verb)verb, kvd_opts_size(o, "kv-disk"), &text, &err);
+    if (cli_of_option(st, o, "cache-dir", &err) != KVD_OK) {
         code = cli_fail(&err);
         return err.code == KVD_E_CORRUPT ? EXIT_FAILED : code; /* it is no model */
     }

@@ -44,6 +44,47 @@ int cli_usage(const char *fmt, ...)
     return EXIT_USAGE;
 }
 
+/* What to do about a file or directory of an option where the system's reason does not say it. */
+static const char *hint_of(const char *option, int sys)
+{
+    static const char not_ours[] =
+        "; name a directory that is this user's own, or that this user can make";
+    static const struct {
+        const char *option;
+        int         sys;
+        const char *text;
+    } hint[] = {
+        { "model", EISDIR, "; name the .gguf file in it, of a split set the first" },
+        { "chat-template", ENOENT, "; it takes a file with a Jinja template" },
+        { "cache-dir", ENOTDIR, "; a file is in its place, or in that of a directory above it" },
+        { "cache-dir", EACCES, not_ours },
+        { "cache-dir", EPERM, not_ours },
+        { "cache-dir", EROFS, not_ours },
+    };
+
+    for (size_t i = 0; i < KVD_COUNTOF(hint); i++)
+        if (sys == hint[i].sys && strcmp(option, hint[i].option) == 0)
+            return hint[i].text;
+    return "";
+}
+
+kvd_status cli_of_option(kvd_status st, const kvd_opts *o, const char *option, kvd_err *err)
+{
+    const char   *path = kvd_opts_text(o, option);
+    const kvd_err why  = *err;
+    const size_t  len = path ? strlen(path) : 0, named = strcspn(why.msg, ":");
+    const bool    whole = len > 0 && strncmp(why.msg, path, len) == 0;
+    char          where[KVD_OPT_WHERE_BYTES];
+
+    if (st == KVD_OK || !(whole || (len > named && named > 0 && !strncmp(why.msg, path, named))))
+        return st;
+    kvd_opts_where(o, option, where);
+    kvd_fail(err, st, 0, "%s %s%s%s%s", where, whole ? "" : path, whole ? "" : ": ", why.msg,
+             hint_of(option, why.sys));
+    err->sys = why.sys;
+    return st;
+}
+
 const char *cli_input_file(const kvd_opts *o, const char *option)
 {
     return o->n_rest == 1 ? o->rest[0] : kvd_opts_text(o, option);
@@ -119,7 +160,7 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
     if (!p.path && !p.shape)
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "no model given: -m FILE (scripts/get-model smollm2 fetches a small one)");
-    st = tmpl ? cli_read_file(tmpl, TEMPLATE_MAX_BYTES, &tmpl_buf, err) : KVD_OK;
+    st = tmpl ? cli_read_option(o, "chat-template", TEMPLATE_MAX_BYTES, &tmpl_buf, err) : KVD_OK;
     if (tmpl)
         p.chat_template = tmpl_buf.data;
     if (st == KVD_OK)
@@ -127,7 +168,7 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
                  ? open_on_gpu(out, &p, err)
                  : kvd_model_open(out, &p, err);
     kvd_buf_free(&tmpl_buf);
-    return st;
+    return cli_of_option(st, o, "model", err);
 }
 
 bool cli_parse_budget(const char *text, kvd_attention_params *a)
@@ -302,11 +343,19 @@ kvd_status cli_read_file(const char *path, uint64_t max_bytes, kvd_buf *b, kvd_e
             st = kvd_fail(err, KVD_E_INVAL, 0, "%s: more than %" PRIu64 " bytes", path, max_bytes);
     }
     if (st == KVD_OK && ferror(f))
-        st = kvd_fail(err, KVD_E_IO, errno, "reading %s", path);
+        st = kvd_fail(err, KVD_E_IO, errno, "%s", path);
     kvd_buf_reserve(b, 0);
     if (!is_stdin)
         fclose(f);
     return st;
+}
+
+kvd_status cli_read_option(const kvd_opts *o, const char *option, uint64_t max_bytes, kvd_buf *b,
+                           kvd_err *err)
+{
+    const kvd_status st = cli_read_file(kvd_opts_text(o, option), max_bytes, b, err);
+
+    return cli_of_option(st, o, option, err);
 }
 
 kvd_status cli_read_input(const kvd_opts *o, const char *path, kvd_buf *b, kvd_err *err)

@@ -191,7 +191,7 @@ static kvd_status prepare(run *r, kvd_err *err)
     if (path && !(r->out = fopen(path, "wb")))
         return kvd_fail(err, KVD_E_IO, errno, "%s", path);
     KVD_TRY(kvd_session_plan(r->m, &p, &r->plan, err));
-    return kvd_session_open(&r->s, r->m, &p, err);
+    return cli_of_option(kvd_session_open(&r->s, r->m, &p, err), r->o, "cache-dir", err);
 }
 
 static void print_result(const run *r)

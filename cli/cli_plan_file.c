@@ -48,12 +48,13 @@ static kvd_status check_budget(kvd_attention_params *a, const plan_file *f, cons
 
 /* Reads the file as a plan for this model, and no other. */
 static kvd_status read_plan(plan_file *f, const char *path, const kvd_attention_params *a,
-                            const kvd_session_params *p, const kvd_model *m, kvd_err *err)
+                            const kvd_session_params *p, const kvd_model *m, const kvd_opts *o,
+                            kvd_err *err)
 {
     kvd_buf    text = { 0 };
     kvd_err    why  = { 0 };
     plan_key   key;
-    kvd_status st = cli_read_file(path, PLAN_FILE_MAX_BYTES, &text, err);
+    kvd_status st = cli_read_option(o, "plan", PLAN_FILE_MAX_BYTES, &text, err);
 
     if (st == KVD_OK) {
         st = plan_file_read(f, text.data ? text.data : "", text.len, NULL, &why);
@@ -122,7 +123,7 @@ kvd_status cli_plan_apply(cli_plan_use *out, kvd_attention_params *a, kvd_sessio
     *out = (cli_plan_use){ 0 };
     if (!path)
         return KVD_OK;
-    st = read_plan(&f, path, a, p, m, err);
+    st = read_plan(&f, path, a, p, m, o, err);
     if (st == KVD_OK)
         st = check_budget(a, &f, o, path, err);
     if (st == KVD_OK)
@@ -150,7 +151,7 @@ kvd_status cli_session_open(kvd_session **out, kvd_plan *plan, kvd_model *m, kvd
     if (st == KVD_OK && plan)
         st = kvd_session_plan(m, p, plan, err);
     if (st == KVD_OK)
-        st = kvd_session_open(out, m, p, err);
+        st = cli_of_option(kvd_session_open(out, m, p, err), o, "cache-dir", err);
     a->caps         = NULL;
     p->host_records = NULL;
     cli_plan_release(&use);

@@ -1,36 +1,126 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cli_serve.c - kvdrive serve: what the options say, for server/. */
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "server/server.h"
 
 #define KEY_MAX_BYTES 4096
 
-/* A key goes into a header: visible characters, no blanks. */
-static kvd_status check_key(const char *key, kvd_err *err)
+/* A key goes into a header: visible characters, no blanks.  source: who gave it, for messages. */
+static kvd_status check_key(const char *key, const char *source, const char *if_empty, kvd_err *err)
 {
     for (const char *s = key; *s; s++)
         if (*s <= ' ' || *s > '~')
             return kvd_fail(err, KVD_E_INVAL, 0,
-                            "the key has blanks or characters that are not ASCII in it");
-    return *key ? KVD_OK : kvd_fail(err, KVD_E_INVAL, 0, "the key is empty");
+                            "%s: the key has blanks, several lines, or characters that are not "
+                            "ASCII in it",
+                            source);
+    return *key ? KVD_OK : kvd_fail(err, KVD_E_INVAL, 0, "%s: %s", source, if_empty);
+}
+
+/* Containers show their secrets to all, so it is no error.  What belongs to another user and is
+ * shown to our group was made so for us: by systemd, whose credentials have such a mode. */
+static void warn_of_readers(const char *path, const char *source)
+{
+    struct stat st;
+    unsigned    mode, others;
+
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
+        return;
+    mode   = st.st_mode & 07777u;
+    others = st.st_uid == geteuid() ? S_IRWXG | S_IRWXO : S_IRWXO;
+    if (mode & others)
+        kvd_log(KVD_LOG_WARN, "%s: mode %04o lets others than its owner at the key: chmod 600 %s",
+                source, mode, path);
+}
+
+static kvd_status read_key_file(const kvd_opts *o, const char *path, kvd_buf *b, const char **key,
+                                kvd_err *err)
+{
+    char where[KVD_OPT_WHERE_BYTES], source[KVD_ERR_MSG_BYTES];
+
+    snprintf(source, sizeof(source), "%s %.200s", kvd_opts_where(o, "api-key-file", where), path);
+    KVD_TRY(cli_read_option(o, "api-key-file", KEY_MAX_BYTES, b, err));
+    if (b->len && strlen(b->data) != b->len)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: a zero byte in the key", source);
+    while (b->len && strchr(" \t\r\n", b->data[b->len - 1]))
+        b->data[--b->len] = 0;
+    *key = b->len ? b->data : "";
+    KVD_TRY(check_key(*key, source,
+                      "there is no key in it; it holds one line, as openssl rand -hex 24 "
+                      "makes them",
+                      err));
+    warn_of_readers(path, source);
+    return KVD_OK;
 }
 
 static kvd_status read_key(const kvd_opts *o, kvd_buf *b, const char **key, kvd_err *err)
 {
-    const char *path = kvd_opts_text(o, "api-key-file"), *text = kvd_opts_text(o, "api-key");
+    const char *path = kvd_opts_text(o, "api-key-file");
+    char        where[KVD_OPT_WHERE_BYTES];
 
-    *key = text;
-    if (path) {
-        KVD_TRY(cli_read_file(path, KEY_MAX_BYTES, b, err));
-        if (b->len && strlen(b->data) != b->len)
-            return kvd_fail(err, KVD_E_INVAL, 0, "%s: a zero byte in the key", path);
-        while (b->len && strchr(" \t\r\n", b->data[b->len - 1]))
-            b->data[--b->len] = 0;
-        *key = b->data ? b->data : "";
-    }
-    return *key ? check_key(*key, err) : KVD_OK;
+    *key = kvd_opts_text(o, "api-key");
+    if (path)
+        return read_key_file(o, path, b, key, err);
+    if (*key)
+        return check_key(*key, kvd_opts_where(o, "api-key", where),
+                         "the key is empty: leave it out altogether to serve without one", err);
+    return KVD_OK;
+}
+
+/* Length of "https://", in lower case as browsers write it; 0: there is no scheme. */
+static size_t origin_scheme(const char *s)
+{
+    const size_t n = strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789+.-");
+
+    return *s >= 'a' && *s <= 'z' && strncmp(s + n, "://", 3) == 0 ? n + 3 : 0;
+}
+
+static size_t origin_host(const char *s)
+{
+    const size_t n = *s == '[' ? strspn(s + 1, "0123456789abcdef:.") : 0;
+
+    if (*s == '[')
+        return n > 0 && s[n + 1] == ']' ? n + 2 : 0;
+    return strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789-._");
+}
+
+/* Whether it is nothing, or ":" and a port. */
+static bool is_origin_port(const char *s)
+{
+    const size_t n = *s == ':' ? strspn(s + 1, "0123456789") : 0;
+
+    return *s == 0 ||
+           (n >= 1 && n <= 5 && s[n + 1] == 0 && s[1] != '0' && strtol(s + 1, NULL, 10) <= 65535);
+}
+
+/* What it is compared with is an Origin as browsers send them: another one would allow nobody. */
+static kvd_status check_origin(const kvd_opts *o, kvd_err *err)
+{
+    const char  *text   = kvd_opts_text(o, "cors-origin");
+    const size_t scheme = text ? origin_scheme(text) : 0,
+                 host   = scheme ? origin_host(text + scheme) : 0;
+    const char *port    = host ? text + scheme + host : "";
+    char        where[KVD_OPT_WHERE_BYTES];
+
+    if (!text || strcmp(text, "*") == 0 || strcmp(text, "null") == 0)
+        return KVD_OK;
+    kvd_opts_where(o, "cors-origin", where);
+    if (!host || !is_origin_port(port))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s '%.100s' is no origin: expected *, null, or SCHEME://HOST[:PORT] in "
+                        "lower case, without a path, such as https://chat.example",
+                        where, text);
+    if ((strncmp(text, "http://", scheme) == 0 && strcmp(port, ":80") == 0) ||
+        (strncmp(text, "https://", scheme) == 0 && strcmp(port, ":443") == 0))
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s '%.100s': browsers leave a scheme's own port out: %.*s", where, text,
+                        (int)(scheme + host), text);
+    return KVD_OK;
 }
 
 static void take_sampling(kvd_sampler_params *p, const kvd_opts *o)
@@ -104,7 +194,9 @@ int cli_serve(const kvd_opts *o)
     kvd_status    st;
 
     take_params(&p, o);
-    st = read_key(o, &key, &p.key, &err);
+    st = check_origin(o, &err);
+    if (st == KVD_OK)
+        st = read_key(o, &key, &p.key, &err);
     if (st == KVD_OK)
         st = serve(&m, &s, &p, o, &err);
     kvd_session_close(s);

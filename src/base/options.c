@@ -15,8 +15,11 @@
 #include "base/check.h"
 
 #define NAME_MAX_LEN    64
+#define VARIABLE_BYTES  (NAME_MAX_LEN + 16)
 #define LINE_MAX_LEN    4096
 #define CONFIG_MAX_LINE 10000
+#define EDITS_MAX       2u /* that a mistyped name is away from what was meant */
+#define BEGINNING_MIN   3u /* letters of a name that stand for it */
 
 /* ---- small parsers ---------------------------------------------------------------- */
 
@@ -79,10 +82,12 @@ static bool is_choice(const char *choices, const char *text)
     return false;
 }
 
-/* Levenshtein distance, capped: names are short. */
+/* Edits that make b of a: a letter put in, left out or replaced, or two neighbours that change
+ * places.  Names are short; a longer word is far from all. */
 static uint32_t edits(const char *a, const char *b)
 {
-    uint32_t     row[NAME_MAX_LEN + 1];
+    uint32_t     table[3][NAME_MAX_LEN + 1];
+    uint32_t    *row = table[0], *last = table[1], *before = table[2];
     const size_t na = strlen(a), nb = strlen(b);
 
     if (na > NAME_MAX_LEN || nb > NAME_MAX_LEN)
@@ -90,34 +95,75 @@ static uint32_t edits(const char *a, const char *b)
     for (size_t j = 0; j <= nb; j++)
         row[j] = (uint32_t)j;
     for (size_t i = 1; i <= na; i++) {
-        uint32_t diag = row[0];
+        uint32_t *const oldest = before;
 
+        before = last;
+        last   = row;
+        row    = oldest;
         row[0] = (uint32_t)i;
         for (size_t j = 1; j <= nb; j++) {
-            const uint32_t subst = diag + (a[i - 1] != b[j - 1]);
-            const uint32_t step  = (row[j] < row[j - 1] ? row[j] : row[j - 1]) + 1;
+            const uint32_t subst = last[j - 1] + (a[i - 1] != b[j - 1]);
+            const uint32_t step  = (last[j] < row[j - 1] ? last[j] : row[j - 1]) + 1;
 
-            diag   = row[j];
             row[j] = subst < step ? subst : step;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                before[j - 2] + 1 < row[j])
+                row[j] = before[j - 2] + 1;
         }
     }
     return row[nb];
 }
 
+typedef struct nearest { /* of the names looked at so far */
+    const char *word;
+    const char *name;  /* within few edits; NULL: none is */
+    const char *whole; /* of which the word is the beginning */
+    uint32_t    n_edit, n_same, n_whole;
+} nearest;
+
+static uint32_t same_beginning(const char *a, const char *b)
+{
+    uint32_t n = 0;
+
+    while (a[n] && a[n] == b[n])
+        n++;
+    return n;
+}
+
+/* One edit for each three letters: with more a word is nearer to some name by chance than to what
+ * was meant; and two with the first letter right.  Of names equally near the one that begins alike.
+ * name: what the spelling stands for. */
+static void look_at(nearest *r, const char *spelling, const char *name)
+{
+    const size_t   n_word = strlen(r->word), n_name = strlen(spelling);
+    const uint32_t d = edits(r->word, spelling), same = same_beginning(r->word, spelling);
+    const uint32_t most  = same ? EDITS_MAX : 1;
+    const uint32_t limit = (uint32_t)kvd_min_u64(kvd_min_u64(n_word, n_name) / 3, most);
+
+    if (d <= limit && (!r->name || d < r->n_edit || (d == r->n_edit && same > r->n_same))) {
+        r->name   = name;
+        r->n_edit = d;
+        r->n_same = same;
+    }
+    if (same == n_word && n_word >= BEGINNING_MIN) {
+        r->n_whole += r->whole != name;
+        r->whole = name;
+    }
+}
+
+/* A beginning that names share says nothing. */
+static const char *found(const nearest *r)
+{
+    return r->name ? r->name : r->n_whole == 1 ? r->whole : NULL;
+}
+
 const char *kvd_nearest(const char *word, const char *const *name, uint32_t n)
 {
-    const char *best   = NULL;
-    uint32_t    best_d = (uint32_t)(strlen(word) / 3 + 2);
+    nearest r = { .word = word };
 
-    for (uint32_t i = 0; i < n; i++) {
-        const uint32_t d = edits(word, name[i]);
-
-        if (d < best_d) {
-            best_d = d;
-            best   = name[i];
-        }
-    }
-    return best;
+    for (uint32_t i = 0; i < n; i++)
+        look_at(&r, name[i], name[i]);
+    return found(&r);
 }
 
 bool kvd_user_dir(const char *variable, const char *home_sub, char *out, size_t cap)
@@ -137,6 +183,19 @@ bool kvd_user_dir(const char *variable, const char *home_sub, char *out, size_t 
 
 /* ---- setting values --------------------------------------------------------------- */
 
+/* Another program's: not in help and suggestions. */
+static bool is_foreign(const kvd_opt *opt)
+{
+    return opt->kind == KVD_OPT_FOREIGN || opt->kind == KVD_OPT_REFUSED;
+}
+
+/* Of which no empty text is one: it comes from a variable that is not set. */
+static bool is_path(const kvd_opt *opt)
+{
+    return opt->kind == KVD_OPT_TEXT &&
+           (strcmp(opt->arg, "FILE") == 0 || strcmp(opt->arg, "DIR") == 0);
+}
+
 static int find_name(const kvd_opts *o, const char *name)
 {
     for (uint32_t i = 0; i < o->n; i++)
@@ -147,6 +206,9 @@ static int find_name(const kvd_opts *o, const char *name)
 
 static kvd_status bad_value(const kvd_opt *opt, const char *text, const char *where, kvd_err *err)
 {
+    if (opt->kind == KVD_OPT_TEXT)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s is an empty text, not the name of a %s", where,
+                        opt->name, strcmp(opt->arg, "DIR") == 0 ? "directory" : "file");
     if (opt->kind == KVD_OPT_CHOICE)
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is none of %s", where, opt->name, text,
                         opt->arg);
@@ -180,7 +242,9 @@ static bool parse_value(const kvd_opt *opt, const char *text, kvd_opt_value *v)
     case KVD_OPT_CHOICE:
         return is_choice(opt->arg, text);
     case KVD_OPT_TEXT:
+        return *text || !is_path(opt);
     case KVD_OPT_FOREIGN:
+    case KVD_OPT_REFUSED:
     case KVD_OPT_SECRET:
         return true;
     }
@@ -193,6 +257,9 @@ static kvd_status set(kvd_opts *o, int i, const char *text, kvd_opt_origin origi
     kvd_opt_value *v = &o->value[i];
     char          *copy;
 
+    if (o->table[i].kind == KVD_OPT_REFUSED && origin != KVD_OPT_ARGV)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s: %s", where, o->table[i].name,
+                        o->table[i].help);
     if (!parse_value(&o->table[i], text, v))
         return bad_value(&o->table[i], text, where, err);
     copy = kvd_strndup(text, strlen(text));
@@ -214,30 +281,32 @@ static kvd_status read_defaults(kvd_opts *o, kvd_err *err)
     return KVD_OK;
 }
 
+static void look_at_option(nearest *r, const kvd_opt *opt)
+{
+    char word[NAME_MAX_LEN + 1];
+
+    look_at(r, opt->name, opt->name);
+    for (const char *s = opt->alias; *s; s += strcspn(s, " "), s += *s == ' ') {
+        snprintf(word, sizeof(word), "%.*s", (int)strcspn(s, " "), s);
+        if (strncmp(word, "--", 2) == 0)
+            look_at(r, word + 2, opt->name);
+    }
+}
+
 /* where: the line of a configuration file, which may name options of every command; NULL: the
  * command line, which may not. */
 static kvd_status unknown_key(const kvd_opts *o, const char *where, const char *key, kvd_err *err)
 {
-    const bool  line = !where;
-    const char *word = line ? key + strspn(key, "-") : key, *near = NULL;
-    uint32_t    best = UINT32_MAX;
+    nearest     r    = { .word = key + strspn(key, "-") };
+    const char *dash = where ? "" : "--", *near;
 
-    for (uint32_t i = 0; i < o->n; i++) {
-        const char *name = o->table[i].name;
-        const char *hit  = kvd_nearest(word, &name, 1);
-
-        if ((line && !(o->table[i].commands & o->command)) || o->table[i].kind == KVD_OPT_FOREIGN)
-            continue;
-        if (hit && edits(word, hit) < best) {
-            best = edits(key, hit);
-            near = hit;
-        }
-    }
-    if (near)
-        return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'; did you mean '%s%s'?",
-                        line ? "" : where, line ? "" : ": ", key, line ? "--" : "", near);
-    return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'", line ? "" : where,
-                    line ? "" : ": ", key);
+    for (uint32_t i = 0; i < o->n; i++)
+        if (!is_foreign(&o->table[i]) && (where || (o->table[i].commands & o->command)))
+            look_at_option(&r, &o->table[i]);
+    near = found(&r);
+    return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'%s%s%s%s", where ? where : "",
+                    where ? ": " : "", key, near ? "; did you mean '" : "", near ? dash : "",
+                    near ? near : "", near ? "'?" : "");
 }
 
 static char *trim(char *s)
@@ -299,17 +368,23 @@ static kvd_status read_config(kvd_opts *o, const char *path, bool must_exist, kv
     return st;
 }
 
+static void variable_of(const kvd_opt *opt, char name[VARIABLE_BYTES])
+{
+    size_t at = (size_t)snprintf(name, VARIABLE_BYTES, "KVDRIVE_");
+
+    for (const char *s = opt->name; *s && at + 1 < VARIABLE_BYTES; s++)
+        name[at++] = *s == '-' ? '_' : (char)toupper((unsigned char)*s);
+    name[at] = 0;
+}
+
 static kvd_status read_environment(kvd_opts *o, kvd_err *err)
 {
     for (uint32_t i = 0; i < o->n; i++) {
-        char        name[NAME_MAX_LEN + 16] = "KVDRIVE_";
-        size_t      at                      = strlen(name);
+        char        name[VARIABLE_BYTES];
         const char *text;
 
-        for (const char *s = o->table[i].name; *s && at + 1 < sizeof(name); s++)
-            name[at++] = *s == '-' ? '_' : (char)toupper((unsigned char)*s);
-        name[at] = 0;
-        text     = getenv(name);
+        variable_of(&o->table[i], name);
+        text = getenv(name);
         if (text)
             KVD_TRY(set(o, (int)i, text, KVD_OPT_ENV, name, err));
     }
@@ -366,6 +441,17 @@ static bool foreign_takes(const kvd_opt *opt, const char *next)
     return next && (strcmp(opt->arg, "*") == 0 || (*opt->arg && is_choice(opt->arg, next)));
 }
 
+/* value: behind the = or in the next word; NULL: there is none. */
+static kvd_status read_foreign(kvd_opts *o, int i, const char *word, const char *value,
+                               kvd_err *err)
+{
+    const kvd_opt *opt = &o->table[i];
+
+    if (opt->kind == KVD_OPT_REFUSED && !foreign_takes(opt, value))
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s", word, opt->help);
+    return set(o, i, word, KVD_OPT_ARGV, word, err);
+}
+
 /* Reads one option at argv[*at]; moves *at to its last word. */
 static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, int *at,
                                 kvd_err *err)
@@ -376,6 +462,7 @@ static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, 
     bool           negated;
     const int      i = find_argument(o, arg, len, &negated);
     const kvd_opt *opt;
+    const char    *next;
     char           word[NAME_MAX_LEN + 1];
 
     snprintf(word, sizeof(word), "%.*s", (int)(len < NAME_MAX_LEN ? len : NAME_MAX_LEN), arg);
@@ -384,9 +471,10 @@ static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, 
     opt = &o->table[i];
     if (!(opt->commands & o->command))
         return kvd_fail(err, KVD_E_INVAL, 0, "option %s does not belong to this command", word);
-    if (opt->kind == KVD_OPT_FOREIGN) {
-        *at += !eq && foreign_takes(opt, *at + 1 < argc ? argv[*at + 1] : NULL);
-        return set(o, i, word, KVD_OPT_ARGV, word, err);
+    if (is_foreign(opt)) {
+        next = eq ? eq + 1 : *at + 1 < argc ? argv[*at + 1] : NULL;
+        *at += !eq && foreign_takes(opt, next);
+        return read_foreign(o, i, word, next, err);
     }
     if (opt->kind == KVD_OPT_SECRET)
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: everybody can read a command line; %s", word,
@@ -466,7 +554,7 @@ kvd_status kvd_opts_set(kvd_opts *o, const char *name, const char *text, kvd_err
 {
     const int i = find_name(o, name);
 
-    if (i < 0 || !(o->table[i].commands & o->command))
+    if (i < 0 || !(o->table[i].commands & o->command) || is_foreign(&o->table[i]))
         return unknown_key(o, NULL, name, err);
     return set(o, i, text, KVD_OPT_ARGV, "option", err);
 }
@@ -509,6 +597,20 @@ bool kvd_opts_given(const kvd_opts *o, const char *name)
     return kvd_opts_get(o, name)->origin > KVD_OPT_DEFAULT;
 }
 
+const char *kvd_opts_where(const kvd_opts *o, const char *name, char out[KVD_OPT_WHERE_BYTES])
+{
+    const int i = find_name(o, name);
+
+    kvd_assert(i >= 0);
+    if (o->value[i].origin == KVD_OPT_ENV)
+        variable_of(&o->table[i], out);
+    else if (o->value[i].origin == KVD_OPT_FILE)
+        snprintf(out, KVD_OPT_WHERE_BYTES, "%.180s: %s", o->config_path, name);
+    else
+        snprintf(out, KVD_OPT_WHERE_BYTES, "--%s", name);
+    return out;
+}
+
 void kvd_opts_print(const kvd_opts *o, kvd_buf *b)
 {
     static const char *const origin[] = { "not set", "default", "file", "environment",
@@ -519,7 +621,7 @@ void kvd_opts_print(const kvd_opts *o, kvd_buf *b)
 
         const bool secret = o->table[i].kind == KVD_OPT_SECRET && v->text;
 
-        if ((o->table[i].commands & o->command) && o->table[i].kind != KVD_OPT_FOREIGN)
+        if ((o->table[i].commands & o->command) && !is_foreign(&o->table[i]))
             kvd_buf_printf(b, "%-20s = %-24s # %s\n", o->table[i].name,
                            secret    ? "(not shown)"
                            : v->text ? v->text
@@ -559,8 +661,7 @@ void kvd_opts_help(const kvd_opt *table, uint32_t n, uint32_t command, kvd_buf *
         char           left[160], help[512];
         int            len = 2;
 
-        if (!(opt->commands & command) || opt->kind == KVD_OPT_FOREIGN ||
-            opt->kind == KVD_OPT_SECRET)
+        if (!(opt->commands & command) || is_foreign(opt) || opt->kind == KVD_OPT_SECRET)
             continue;
         snprintf(left, sizeof(left), "  ");
         for (const char *s = opt->alias; *s; s += strcspn(s, " "), s += *s == ' ')

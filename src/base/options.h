@@ -21,6 +21,9 @@ typedef enum kvd_opt_kind {
     /* Another program's, which changes nothing here: not in the help, which says what there is
      * instead.  arg: "": no value; "*": one; "a|b": one if it is among these */
     KVD_OPT_FOREIGN,
+    /* Another program's, without which something would be missing: refused, and the help says what
+     * there is instead.  arg: "", or values "a|b" with which nothing would, and it is foreign */
+    KVD_OPT_REFUSED,
     /* Text from the environment or a configuration file alone: others can read command lines.  Not
      * in the help, and never printed. */
     KVD_OPT_SECRET
@@ -30,7 +33,7 @@ typedef struct kvd_opt {
     const char  *name;
     const char  *alias; /* other spellings on the command line, separated by spaces; or "" */
     kvd_opt_kind kind;
-    const char  *arg;      /* for help: "N", "FILE"; the choices of KVD_OPT_CHOICE */
+    const char  *arg;      /* for help: "N"; "FILE" and "DIR", never empty; or the choices */
     const char  *def;      /* default as text; NULL: not set */
     double       min, max; /* of INT and NUM, when min < max */
     uint32_t     commands; /* bit set of the commands that take it */
@@ -79,7 +82,10 @@ int64_t              kvd_opts_int(const kvd_opts *o, const char *name);
 double               kvd_opts_num(const kvd_opts *o, const char *name);
 uint64_t             kvd_opts_size(const kvd_opts *o, const char *name);
 bool                 kvd_opts_flag(const kvd_opts *o, const char *name);
-bool kvd_opts_given(const kvd_opts *o, const char *name); /* by any source but default */
+#define KVD_OPT_WHERE_BYTES 256
+/* Who said so, for messages: "--x", "KVDRIVE_X", or "config: x". */
+const char *kvd_opts_where(const kvd_opts *o, const char *name, char out[KVD_OPT_WHERE_BYTES]);
+bool        kvd_opts_given(const kvd_opts *o, const char *name); /* by any source but default */
 
 /* One line per option of the command: name = value  # origin. */
 void kvd_opts_print(const kvd_opts *o, kvd_buf *b);
@@ -87,7 +93,8 @@ void kvd_opts_print(const kvd_opts *o, kvd_buf *b);
 void kvd_opts_help(const kvd_opt *table, uint32_t n, uint32_t command, kvd_buf *b);
 
 bool kvd_parse_size(const char *text, uint64_t *out); /* "8G" */
-/* Of the n names the one with the least edits to word, if it is close enough; or NULL. */
+/* Of the n names the one that word was probably meant to be: few edits away from it, or the only
+ * one that begins with it; or NULL. */
 const char *kvd_nearest(const char *word, const char *const *name, uint32_t n);
 /* A directory of the user's from the environment: "XDG_CACHE_HOME" falls back to $HOME/home_sub.
  * false when neither is set or out is too small. */

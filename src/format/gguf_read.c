@@ -261,6 +261,13 @@ void gguf_kv_set_free(gguf_kv_set *s)
 
 /* ---- head ------------------------------------------------------------------------ */
 
+static const char *instead_of_gguf(const gguf_reader *r)
+{
+    if (r->bytes >= 4 && memcmp(r->data, "vers", 4) == 0)
+        return "; if it is a pointer of Git LFS, git lfs pull brings the file";
+    return r->bytes ? "; a model of another form has to be converted" : "";
+}
+
 static kvd_status read_magic(gguf_reader *r, uint32_t *version)
 {
     uint32_t swapped;
@@ -271,8 +278,8 @@ static kvd_status read_magic(gguf_reader *r, uint32_t *version)
 
         return gguf_bad(r, KVD_E_CORRUPT, 0,
                         "not a GGUF file: expected \"GGUF\", found %s (the file has %" PRIu64
-                        " bytes)",
-                        gguf_quote(found, q), r->bytes);
+                        " bytes)%s",
+                        gguf_quote(found, q), r->bytes, instead_of_gguf(r));
     }
     r->pos = 4;
     KVD_TRY(read_u32(r, version, "the header"));

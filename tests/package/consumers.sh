@@ -15,6 +15,12 @@ cmake --install "$build" --prefix "$prefix" >"$tmp/install.log"
 libdir=$(dirname "$(find "$prefix" -name 'libkvdrive.a')")
 test -f "$prefix/include/kvdrive.h"
 test -L "$libdir/libkvdrive.so.0"
+# The unit and the container start what is installed.
+programs=$(grep -ohE '/usr/local/[a-z/]+/kvdrive' packaging/kvdrive.service \
+    packaging/Containerfile | sort -u)
+for program in $programs; do
+    "$prefix${program#/usr/local}" --version
+done
 # No name of ours but kvd_* may meet those of the program that links the archive.
 foreign=$(nm -g --defined-only "$libdir/libkvdrive.a" | awk 'NF == 3 && $3 !~ /^kvd_/ { print $3 }')
 if [ -n "$foreign" ]; then

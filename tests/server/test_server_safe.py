@@ -99,6 +99,21 @@ def test_key_from_file():
             s.get("/v1/models", headers={"Authorization": f"Bearer {KEY}"})
 
 
+def test_key_file_that_others_can_read():
+    """A line of warning, then it serves: containers show their secrets to all."""
+    with tempfile.NamedTemporaryFile("w") as f:
+        f.write(KEY + "\n")
+        f.flush()
+        for mode, warned in ((0o644, True), (0o600, False)):
+            os.chmod(f.name, mode)
+            with Server("--api-key-file", f.name) as s:
+                assert s.call("GET", "/v1/models")[0] == 401
+            found = [line for line in s.lines if "chmod 600" in line]
+            assert len(found) == warned, s.lines
+            assert all(f.name in line and "mode 0644" in line and KEY not in line
+                       for line in found), found
+
+
 def refused(*args, env=None):
     r = subprocess.run([PROGRAM, "serve", "-m", str(TINY / "llama.gguf"), "--port", "0", *args],
                        capture_output=True, text=True, timeout=30,
@@ -165,6 +180,35 @@ def test_paths_in_the_log():
         assert "secret" not in "".join(s.lines)
         assert max(len(line) for line in s.lines if "no route" in line) < 180, s.lines
         assert any('xxx...": status 404' in line for line in s.lines), s.lines
+
+
+def test_origins_that_browsers_send():
+    """What none sends would allow nobody: refused by name.  The model is not there, which is told
+    of what is accepted."""
+    def told(origin):
+        r = subprocess.run([PROGRAM, "serve", "-m", "/no-such", "--cors-origin", origin],
+                           capture_output=True, text=True, timeout=30)
+        return r.returncode, r.stderr
+
+    for origin in ("*", "null", "https://chat.example", "http://localhost:3000", "http://[::1]:81",
+                   "http://[fe80::1:2]", "http://127.0.0.1", "https://a-b.c_d.example:65535",
+                   "https://xn--bcher-kva.example", "tauri://localhost", "chrome-extension://abc",
+                   "http://a:443", "https://a:80", "http://a:8080"):
+        code, text = told(origin)
+        assert code == 1 and "--model /no-such" in text and "origin" not in text, (origin, text)
+    for origin in ("foo", "", "chat.example", "chat.example:80", "//chat.example", "https://",
+                   "https:/chat.example", "https://chat.example/", "https://chat.example/path",
+                   "https://chat.example?x", "https://chat.example#x", "https://u@chat.example",
+                   "https://u:p@chat.example", "https://chat.example:", "https://chat.example:0",
+                   "https://chat.example:08", "https://chat.example:65536", "https://a:123456",
+                   "https://chat.example:x", "https://*.example", "https://a,https://b",
+                   "https://a https://b", " https://a", "https://a ", "HTTPS://chat.example",
+                   "https://Chat.example", "https://b\u00fccher.example", "1http://a", "file://",
+                   "http://[::1", "http://[]", "http://[::1]x", "http://[::g]", "http://::1",
+                   "NULL", "**", "https://chat.example:443", "http://chat.example:80"):
+        code, text = told(origin)
+        assert code == 2 and f"--cors-origin '{origin}'" in text, (origin, code, text)
+        assert "https://chat.example" in text or "leave" in text, text
 
 
 def test_prompts_stay_out_of_the_log():

@@ -20,6 +20,9 @@ static const kvd_opt table[] = {
     { "model", "-m", KVD_OPT_TEXT, "FILE", NULL, 0, 0, 3, "model" },
     { "cut", "-c", KVD_OPT_INT, "N", "0", 0, 1000, 2, "of command 2, with a short name of 1" },
     { "only-two", "", KVD_OPT_FLAG, "", "false", 0, 0, 2, "of command 2" },
+    { "shift", "--no-shift", KVD_OPT_FOREIGN, "*", NULL, 0, 0, 1, "nothing is shifted" },
+    { "adapter", "-ad", KVD_OPT_REFUSED, "", NULL, 0, 0, 1, "merge it" },
+    { "thoughts", "", KVD_OPT_REFUSED, "none|plain", NULL, 0, 0, 1, "they stay" },
     { "password", "", KVD_OPT_SECRET, "WORD", NULL, 0, 0, 1, "put it elsewhere" },
 };
 
@@ -218,6 +221,93 @@ static void test_secrets(void **state)
     kvd_buf_free(&b);
 }
 
+static void test_another_programs(void **state)
+{
+    kvd_buf b = { 0 };
+
+    (void)state;
+    assert_int_equal(parse(4, "--no-shift", "3", "--thoughts", "plain"), KVD_OK);
+    assert_int_equal(o.n_rest, 0);
+    assert_string_equal(kvd_opts_text(&o, "shift"), "--no-shift");
+    assert_int_equal(parse(2, "--thoughts=none", "rest"), KVD_OK);
+    assert_int_equal(o.n_rest, 1);
+    assert_int_equal(parse(2, "--thoughts", "deep"), KVD_E_INVAL);
+    expect_error("--thoughts: they stay");
+    assert_int_equal(parse(1, "--thoughts"), KVD_E_INVAL);
+    assert_int_equal(parse(1, "--thoughts=deep"), KVD_E_INVAL);
+    assert_int_equal(parse(2, "-ad", "file"), KVD_E_INVAL);
+    expect_error("-ad: merge it");
+    setenv("KVDRIVE_ADAPTER", "file", 1);
+    assert_int_equal(parse(0), KVD_E_INVAL);
+    expect_error("KVDRIVE_ADAPTER: adapter: merge it");
+    unsetenv("KVDRIVE_ADAPTER");
+    assert_int_equal(parse(1, "--adaptor"), KVD_E_INVAL);
+    expect_error("unknown option '--adaptor'");
+    assert_null(strstr(err.msg, "did you mean"));
+    assert_int_equal(parse(0), KVD_OK);
+    assert_int_equal(kvd_opts_set(&o, "adapter", "file", &err), KVD_E_INVAL);
+    kvd_opts_print(&o, &b);
+    kvd_opts_help(table, KVD_COUNTOF(table), 1, &b);
+    assert_null(strstr(b.data, "adapter"));
+    assert_null(strstr(b.data, "shift"));
+    kvd_buf_free(&b);
+}
+
+static void test_who_said_it(void **state)
+{
+    char where[KVD_OPT_WHERE_BYTES];
+
+    (void)state;
+    assert_int_equal(parse(2, "-m", "x"), KVD_OK);
+    assert_string_equal(kvd_opts_where(&o, "model", where), "--model");
+    setenv("KVDRIVE_KV_HOST", "1G", 1);
+    assert_int_equal(parse(0), KVD_OK);
+    unsetenv("KVDRIVE_KV_HOST");
+    assert_string_equal(kvd_opts_where(&o, "kv-host", where), "KVDRIVE_KV_HOST");
+    setenv("KVDRIVE_MODEL", "", 1); /* of a variable that was not set */
+    assert_int_equal(parse(0), KVD_E_INVAL);
+    unsetenv("KVDRIVE_MODEL");
+    expect_error("KVDRIVE_MODEL: model is an empty text");
+}
+
+static void test_nearest(void **state)
+{
+    static const char *const name[] = { "port",    "prompt",  "predict",      "run",
+                                        "threads", "kv-host", "api-key-file", "prefix" };
+    static const struct {
+        const char *word, *meant; /* NULL: nothing is near */
+    } cases[] = {
+        { "prot", "port" },  /* two letters changed places: one edit */
+        { "porrt", "port" }, /* one in four letters */
+        { "qorst", NULL },   /* two */
+        { "pert", "port" },
+        { "lora", NULL },
+        { "fun", "run" }, /* one in three */
+        { "ru", NULL },   /* too short for any */
+        { "promtp", "prompt" },
+        { "prdeict", "predict" },
+        { "trhedas", "threads" }, /* two in seven */
+        { "treadz", "threads" },  /* left out, and replaced */
+        { "shreadz", NULL },      /* two, and begins otherwise */
+        { "no-host", NULL },      /* likewise */
+        { "ssl-key-file", NULL }, /* three are too many in any length */
+        { "api-kye-flie", "api-key-file" },
+        { "thr", "threads" }, /* the beginning of one */
+        { "pre", NULL },      /* of two */
+        { "th", NULL },       /* too short a beginning */
+        { "", NULL },
+        { "a word of more than sixty-four letters, which is longer than any option's name", NULL },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KVD_COUNTOF(cases); i++) {
+        const char *got = kvd_nearest(cases[i].word, name, KVD_COUNTOF(name));
+
+        if (!got != !cases[i].meant || (got && strcmp(got, cases[i].meant) != 0))
+            fail_msg("'%s' gave '%s'", cases[i].word, got ? got : "nothing");
+    }
+}
+
 static void test_text_for_people(void **state)
 {
     kvd_buf b = { 0 };
@@ -243,6 +333,9 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_every_allocation_may_fail),
         cmocka_unit_test(test_secrets),
+        cmocka_unit_test(test_another_programs),
+        cmocka_unit_test(test_who_said_it),
+        cmocka_unit_test(test_nearest),
         cmocka_unit_test(test_text_for_people),
     };
 
