@@ -153,6 +153,12 @@ class Server:
         return self.raw(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{more}"
                         f"Content-Length: {len(text)}\r\n\r\n".encode() + text)
 
+    def metric(self, name, labels=""):
+        """Of /metrics: kvdrive_NAME, with labels as they stand there between braces."""
+        start = f"kvdrive_{name}" + (f"{{{labels}}}" if labels else "") + " "
+        text = self.call("GET", "/metrics")[2].decode()
+        return float(next(l for l in text.splitlines() if l.startswith(start))[len(start):])
+
     def slots(self):
         return self.get("/slots")
 

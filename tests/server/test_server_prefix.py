@@ -3,7 +3,6 @@
 """What slots hold is given up for what it costs: not what one in the queue is about to use."""
 import json
 import os
-import re
 import threading
 
 from kvserver import Directory, Server, main
@@ -30,8 +29,7 @@ def by_tier(c):
 
 
 def disk_bytes(s):
-    text = s.call("GET", "/metrics")[2].decode()
-    return int(re.search(r'kv_used_bytes\{tier="disk"\} (\d+)', text).group(1))
+    return int(s.metric("kv_used_bytes", 'tier="disk"'))
 
 
 def queue_of_two(last):
@@ -101,7 +99,7 @@ def test_disk_keeps_what_the_queue_needs():
             s.post(COMPLETION, ask(0, 600))
             s.call("DELETE", "/cache")
             s.post(COMPLETION, ask(0, 600))
-            s.wait_for(lambda: disk_bytes(s) > 0)
+        with Server("--cache-dir", d) as s:  # all of it is on disk once a server has ended
             one = disk_bytes(s)
         with Server("--cache-dir", d, "--kv-disk", str(3 * one + one // 2), "--parallel", "1",
                     program=FAULT) as s:
@@ -112,6 +110,8 @@ def test_disk_keeps_what_the_queue_needs():
             for i in [*range(1, 9), 0, 1]:
                 asks.append(s.raw_post(COMPLETION, ask(i, 600), "Connection: close\r\n"))
                 s.wait_for(lambda n=len(asks): s.slots()["waiting"] == n)
+            steps = s.metric("steps_total")  # what waits is looked at before a step, one in each
+            s.wait_for(lambda: s.metric("steps_total") > steps + len(asks))
             held.close()
             found = [by_tier(c)["disk"] for c in asks]
             assert found[8] == 599 and sum(found) == 599, found

@@ -4,7 +4,6 @@
 import json
 import os
 import random
-import re
 import resource
 import socket
 import struct
@@ -316,11 +315,6 @@ def test_preempted_parts_where_it_is_close():
         assert all(gap < 0.05 for gap in parted), parted
 
 
-def steps(s):
-    text = s.call("GET", "/metrics")[2].decode()
-    return int(re.search(r"^kvdrive_steps_total (\d+)", text, re.M).group(1))
-
-
 def test_choices_run_beside_each_other():
     """Choices of a short prompt have slots at once, and end together; those of a long one with
     short answers share its evaluation.  Either way the texts are those of one after the other."""
@@ -334,10 +328,10 @@ def test_choices_run_beside_each_other():
         s.wait_for(lambda: s.slots()["running"] == 4)
         c.close()
         s.wait_idle()
-        before = steps(s)
+        before = s.metric("steps_total")
         a = s.post(COMPLETION, short)
         assert a["usage"]["completion_tokens"] == 1200
-        assert steps(s) - before < 700, (before, steps(s))
+        assert s.metric("steps_total") - before < 700, (before, s.metric("steps_total"))
         assert [c["text"] for c in a["choices"]] == want[0]
         a = s.post(COMPLETION, long)
         assert [c["text"] for c in a["choices"]] == want[1]
