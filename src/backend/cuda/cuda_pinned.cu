@@ -19,6 +19,7 @@ extern "C" {
 #define CUDA_PIECE      (1ull << 30)  /* registered at once */
 #define CUDA_TOUCH      (64ull << 20) /* touched at once */
 #define CUDA_THREAD_MAX 16u
+#define PINNED_SPARE    32u /* this share of what is available stays so: pages are listed, too */
 
 struct cuda_area {
     cuda_area *next;
@@ -136,11 +137,12 @@ static kvd_status refuse(uint64_t bytes, const char *why, kvd_err *err)
 
 kvd_status cuda_pinned_alloc(cuda_backend *be, uint64_t bytes, void **ptr, kvd_err *err)
 {
-    cudaError_t e;
+    const uint64_t there = os_mem_available();
+    cudaError_t    e;
 
     *ptr = NULL;
-    if (bytes > os_mem_available()) /* touching it would have somebody killed */
-        return refuse(bytes, "there is not so much memory", err);
+    if (bytes > there - there / PINNED_SPARE) /* touching it would have somebody killed */
+        return refuse(bytes, "there is not so much memory, of which some must stay free", err);
     if (be->can_register && bytes >= CUDA_AREA_MIN && area_open(be, bytes, ptr))
         return KVD_OK;
     e = cudaHostAlloc(ptr, bytes, cudaHostAllocPortable | cudaHostAllocMapped);
