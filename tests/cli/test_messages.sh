@@ -200,6 +200,16 @@ for mode in 600 400; do
     expect "a key file of mode $mode, without a word" 1 '^$' sh -c \
         "$kvd serve -m none --api-key-file $tmp/key 2>&1 | grep 'mode 0'"
 done
+if [ "$(id -u)" = 0 ]; then # of another user: one that our group may read was made so for us
+    chown 12345 "$tmp/key"
+    chmod 644 "$tmp/key"
+    expect "another user's key file of mode 644" 1 \
+        "^kvdrive: --api-key-file $tmp/key: mode 0644 lets everybody at the key$" \
+        "$kvd" serve -m none --api-key-file "$tmp/key"
+    chmod 640 "$tmp/key"
+    expect "another user's key file of mode 640" 1 '^$' sh -c \
+        "$kvd serve -m none --api-key-file $tmp/key 2>&1 | grep 'mode 0'"
+fi
 
 echo "$n cases, $failed failed"
 [ $failed = 0 ]
