@@ -18,11 +18,8 @@ static const srv_refused refused[] = { { "container", "" },
                                        { "context_management", "" },
                                        { "diagnostics", "{}" },
                                        { "inference_geo", "" },
-                                       { "mcp_servers", "[]" },
-                                       { "output_format", "" },
                                        { "service_tier", "\"auto\" \"standard_only\"" },
-                                       { "speed", "\"standard\"" },
-                                       { "thinking", "{\"type\":\"disabled\"}" } };
+                                       { "speed", "\"standard\"" } };
 
 /* ---- answers ----------------------------------------------------------------------------------
  */
