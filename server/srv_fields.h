@@ -68,7 +68,7 @@ const srv_refused *srv_find_other(const char *name);
 /* srv_params.c: fields that all requests for text share, and what is the server's where they say
  * nothing; those of chats and completions; stop strings. */
 void srv_get_params(srv_fields *f, srv_request *r);
-/* All that srv_get_params() reads but return_progress, which not every shape can tell. */
+/* What srv_get_params() reads, and srv_get_format() beside the field of a format. */
 #define SRV_PARAM_NAMES                                                                          \
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",  \
         "repetition_penalty", "repeat_penalty", "repeat_last_n", "seed", "logit_bias", "stream", \

@@ -194,6 +194,7 @@ MISPLACED = (  # path, field, value, what is named (from where it begins), what 
     (MESSAGES, "system", [{"type": "image"}], "system[0].type", f'"image" {ONLY} text'),
     (MESSAGES, "tools", [5], "tools[0]", "expected an object"),
     (MESSAGES, "tools", [{"type": "bash_20250124"}], "tools[0].type", f'"bash_20250124" {ONLY}'),
+    (MESSAGES, "tools", [{"type": 5}], "tools[0].type", "expected a string"),
     (MESSAGES, "tools", [{"name": "f"}], "tools[0].input_schema", "expected a schema"),
     (MESSAGES, "tool_choice", {"type": "often"}, "tool_choice.type", f'"often" {ONLY} auto, any'),
 )
@@ -366,6 +367,8 @@ def test_refused_unless_harmless():
         for _ in range(2):
             s.post(COMPLETION, {**ASKS[COMPLETION], "frobnicate": 1})
         s.wait_for(lambda: sum("frobnicate" in x for x in s.lines) == 1)
+        for path in RESPONSES, MESSAGES:  # what is not known is not looked at
+            s.post(path, {**ASKS[path], "return_progress": "x"})
     assert n > 700, n
 
 
