@@ -369,9 +369,7 @@ static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
     json_t       *schema = srv_get(tool, "input_schema");
     json_t       *name   = srv_get(tool, "name");
 
-    if (!json_is_object(tool))
-        srv_fields_bad(f, srv_at("tools[%zu]", i).s, "expected an object");
-    else if (word && (!type || strcmp(type, "custom") != 0))
+    if (word && (!type || strcmp(type, "custom") != 0))
         srv_fields_word(f, srv_at("tools[%zu].type", i).s, word, "custom: the client's own");
     else if (!json_is_string(name))
         srv_fields_bad(f, srv_at("tools[%zu].name", i).s, "expected a string");

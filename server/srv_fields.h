@@ -119,7 +119,7 @@ bool srv_add_message(srv_fields *f, json_t *list, const char *role, json_t *cont
                      const char *type, const char *where);
 bool srv_add_call(srv_fields *f, json_t *calls, json_t *id, json_t *name, json_t *arguments);
 bool srv_add_result(srv_fields *f, json_t *list, json_t *id, json_t *text);
-/* Entry i of "tools" as a chat's "function"; an error is told. */
+/* Entry i of "tools", an object, as a chat's "function"; an error is told. */
 typedef json_t *srv_function_of(srv_fields *f, const json_t *tool, size_t i);
 typedef struct srv_conversion {
     srv_function_of *function_of;
