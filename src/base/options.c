@@ -195,7 +195,7 @@ static bool foreign_takes(const kvd_opt *opt, const char *next)
     return next && (strcmp(opt->arg, "*") == 0 || (*opt->arg && is_choice(opt->arg, next)));
 }
 
-/* Of which no empty text is one: it comes from a variable that is not set. */
+/* These are never empty: an empty text comes from a shell's variable that is not set. */
 static bool is_path(const kvd_opt *opt)
 {
     return opt->kind == KVD_OPT_TEXT &&
