@@ -68,19 +68,34 @@ static const char *hint_of(const char *option, int sys)
     return "";
 }
 
+/* Length of the path that an error begins with, if it is this one or a directory above it; 0: it
+ * begins with something else. */
+static size_t path_in(const char *msg, const char *path)
+{
+    const size_t len = strlen(path), head = strcspn(msg, ":");
+
+    if (len > 0 && strncmp(msg, path, len) == 0 &&
+        (msg[len] == ':' || msg[len] == '/' || path[len - 1] == '/'))
+        return len;
+    if (head > 0 && head < len && strncmp(msg, path, head) == 0 &&
+        (path[head] == '/' || path[head - 1] == '/'))
+        return head;
+    return 0;
+}
+
 kvd_status cli_of_option(kvd_status st, const kvd_opts *o, const char *option, kvd_err *err)
 {
-    const char   *path = kvd_opts_text(o, option);
-    const kvd_err why  = *err;
-    const size_t  len = path ? strlen(path) : 0, named = strcspn(why.msg, ":");
-    const bool    whole = len > 0 && strncmp(why.msg, path, len) == 0;
-    char          where[KVD_OPT_WHERE_BYTES];
+    const char  *path  = kvd_opts_text(o, option);
+    const size_t named = st != KVD_OK && path ? path_in(err->msg, path) : 0;
+    kvd_err      why;
+    char         where[KVD_OPT_WHERE_BYTES];
 
-    if (st == KVD_OK || !(whole || (len > named && named > 0 && !strncmp(why.msg, path, named))))
+    if (named == 0)
         return st;
+    why = *err;
     kvd_opts_where(o, option, where);
-    kvd_fail(err, st, 0, "%s %s%s%s%s", where, whole ? "" : path, whole ? "" : ": ", why.msg,
-             hint_of(option, why.sys));
+    kvd_fail(err, st, 0, "%s %s%s%s%s", where, path[named] ? path : "", path[named] ? ": " : "",
+             why.msg, hint_of(option, why.sys));
     err->sys = why.sys;
     return st;
 }

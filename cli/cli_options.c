@@ -383,9 +383,8 @@ const kvd_opt cli_options[] = {
       CMD_SERVE,
       "there are no embeddings and no ranks here, only text; another server has to do it" },
     { "slot-save-path", "", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE,
-      "slots are not saved by name; --cache-dir DIR keeps the KV cache of all prompts, and finds "
-      "it "
-      "again by content" },
+      "slots are not saved by name; --cache-dir DIR keeps the KV cache of all prompts, found again "
+      "by content" },
     { "ssl-key-file", "--ssl-cert-file", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE,
       "the server speaks plain HTTP; put a proxy in front of it that speaks TLS" },
 

@@ -23,19 +23,22 @@ static kvd_status check_key(const char *key, const char *source, const char *if_
 }
 
 /* Containers show their secrets to all, so it is no error.  What belongs to another user and is
- * shown to our group was made so for us: by systemd, whose credentials have such a mode. */
+ * shown to our group was made so for us: by systemd, whose credentials have such a mode.  With a
+ * mode of 600 we could not read that one either. */
 static void warn_of_readers(const char *path, const char *source)
 {
     struct stat st;
-    unsigned    mode, others;
+    bool        ours;
+    unsigned    mode;
 
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
         return;
-    mode   = st.st_mode & 07777u;
-    others = st.st_uid == geteuid() ? S_IRWXG | S_IRWXO : S_IRWXO;
-    if (mode & others)
-        kvd_log(KVD_LOG_WARN, "%s: mode %04o lets others than its owner at the key: chmod 600 %s",
-                source, mode, path);
+    ours = st.st_uid == geteuid();
+    mode = st.st_mode & 07777u;
+    if (mode & (ours ? S_IRWXG | S_IRWXO : S_IRWXO))
+        kvd_log(KVD_LOG_WARN, "%s: mode %04o lets %s at the key%s%s", source, mode,
+                ours ? "others than its owner" : "everybody", ours ? ": chmod 600 " : "",
+                ours ? path : "");
 }
 
 static kvd_status read_key_file(const kvd_opts *o, const char *path, kvd_buf *b, const char **key,

@@ -18,11 +18,8 @@ static const srv_refused refused[] = { { "container", "" },
                                        { "context_management", "" },
                                        { "diagnostics", "{}" },
                                        { "inference_geo", "" },
-                                       { "mcp_servers", "[]" },
-                                       { "output_format", "" },
                                        { "service_tier", "\"auto\" \"standard_only\"" },
-                                       { "speed", "\"standard\"" },
-                                       { "thinking", "{\"type\":\"disabled\"}" } };
+                                       { "speed", "\"standard\"" } };
 
 /* ---- answers ----------------------------------------------------------------------------------
  */
@@ -367,15 +364,13 @@ static bool add_messages(srv_fields *f, json_t *list)
 
 static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
 {
-    const char *type   = json_string_value(srv_get(tool, "type"));
-    json_t     *schema = srv_get(tool, "input_schema");
-    json_t     *name   = srv_get(tool, "name");
+    const json_t *word   = srv_get(tool, "type");
+    const char   *type   = json_string_value(word);
+    json_t       *schema = srv_get(tool, "input_schema");
+    json_t       *name   = srv_get(tool, "name");
 
-    if (!json_is_object(tool))
-        srv_fields_bad(f, srv_at("tools[%zu]", i).s, "expected an object");
-    else if (type && strcmp(type, "custom") != 0)
-        srv_fields_word(f, srv_at("tools[%zu].type", i).s, srv_get(tool, "type"),
-                        "custom: the client's own");
+    if (word && (!type || strcmp(type, "custom") != 0))
+        srv_fields_word(f, srv_at("tools[%zu].type", i).s, word, "custom: the client's own");
     else if (!json_is_string(name))
         srv_fields_bad(f, srv_at("tools[%zu].name", i).s, "expected a string");
     else if (!json_is_object(schema))

@@ -14,19 +14,12 @@ static const char *const names[] = { SRV_PARAM_NAMES, "messages", "max_tokens",
                                      /* nothing to do for these */
                                      "user", "metadata", "safety_identifier", "prompt_cache_key" };
 
-static const srv_refused refused[] = { { "audio", "" },
-                                       { "function_call", "\"none\" \"auto\"" },
-                                       { "functions", "[]" },
-                                       { "modalities", "[\"text\"]" },
-                                       { "moderation", "" },
+static const srv_refused refused[] = { { "moderation", "" },
                                        { "prediction", "" },
                                        { "prompt_cache_options", "{}" },
                                        { "prompt_cache_retention", "" },
-                                       { "reasoning_effort", "\"none\"" },
                                        { "service_tier", "\"auto\" \"default\"" },
-                                       { "store", "false" },
-                                       { "verbosity", "" },
-                                       { "web_search_options", "" } };
+                                       { "store", "false" } };
 
 /* ---- answers ----------------------------------------------------------------------------------
  */

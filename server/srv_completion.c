@@ -17,7 +17,7 @@ static const char *const names[] = { SRV_PARAM_NAMES, "prompt", "max_tokens",
 static const srv_refused refused[] = { { "add_generation_prompt", "true" },
                                        { "add_special_tokens", "true" },
                                        { "chat_template_kwargs", "{}" },
-                                       { "suffix", "\"\"" },
+                                       { "tool_choice", "\"none\" \"auto\"" },
                                        { "tools", "[]" } };
 
 #define OBJECT        "text_completion"

@@ -54,8 +54,12 @@ static json_t *get_functions(srv_fields *f, srv_function_of *function_of)
     list = json_array();
     json_array_foreach(in, i, tool)
     {
-        json_t *function = function_of(f, tool, i);
+        json_t *function = NULL;
 
+        if (json_is_object(tool))
+            function = function_of(f, tool, i);
+        else
+            srv_fields_bad(f, srv_at("tools[%zu]", i).s, "expected an object");
         if (f->bad ||
             !srv_add(f, list, json_pack("{s:s, s:o}", "type", "function", "function", function)))
             break;

@@ -238,11 +238,12 @@ void srv_get_float(srv_fields *f, const json_t *o, const char *name, double min,
 /* A value is one of those in a list, by its compact JSON, or as the same number. */
 static bool is_harmless(const json_t *v, const char *values)
 {
-    char         word[WORD_MAX];
-    const size_t n = json_dumpb(v, word, sizeof(word), JSON_COMPACT | JSON_ENCODE_ANY);
+    char   word[WORD_MAX];
+    size_t n;
 
     if (json_is_null(v) || strcmp(values, "*") == 0)
         return true;
+    n = json_dumpb(v, word, sizeof(word), JSON_COMPACT | JSON_ENCODE_ANY);
     if (n == 0 || n > sizeof(word))
         return false;
     for (const char *s = values; *s; s += strcspn(s, " ") + (s[strcspn(s, " ")] == ' ')) {
@@ -273,13 +274,14 @@ void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
 
     json_object_foreach(f->root, name, v)
     {
-        const srv_refused *r = find_refused(refused, n_refused, name);
+        const srv_refused *r;
         uint32_t           i = 0;
 
         while (i < n_ok && strcmp(ok[i], name) != 0)
             i++;
         if (i < n_ok)
             continue;
+        r = find_refused(refused, n_refused, name);
         if (!r && f->asks)
             r = srv_find_other(name);
         if (!r)

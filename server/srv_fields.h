@@ -68,7 +68,7 @@ const srv_refused *srv_find_other(const char *name);
 /* srv_params.c: fields that all requests for text share, and what is the server's where they say
  * nothing; those of chats and completions; stop strings. */
 void srv_get_params(srv_fields *f, srv_request *r);
-/* All that srv_get_params() reads but return_progress, which not every shape can tell. */
+/* What srv_get_params() reads, and srv_get_format() beside the field of a format. */
 #define SRV_PARAM_NAMES                                                                          \
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",  \
         "repetition_penalty", "repeat_penalty", "repeat_last_n", "seed", "logit_bias", "stream", \
@@ -119,7 +119,7 @@ bool srv_add_message(srv_fields *f, json_t *list, const char *role, json_t *cont
                      const char *type, const char *where);
 bool srv_add_call(srv_fields *f, json_t *calls, json_t *id, json_t *name, json_t *arguments);
 bool srv_add_result(srv_fields *f, json_t *list, json_t *id, json_t *text);
-/* Entry i of "tools" as a chat's "function"; an error is told. */
+/* Entry i of "tools", an object, as a chat's "function"; an error is told. */
 typedef json_t *srv_function_of(srv_fields *f, const json_t *tool, size_t i);
 typedef struct srv_conversion {
     srv_function_of *function_of;

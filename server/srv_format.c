@@ -84,8 +84,7 @@ void srv_get_format(srv_fields *f, const char *field, const json_t *o, srv_reque
     schema = schema ? schema : bare;
     if (!f->bad && schema && srv_put_json(f, schema, &text))
         p.schema_json = text.data;
-    if (!f->bad && (schema || p.json_object))
-        srv_open_grammar(f, field, &p, r);
-    f->format = field;
+    if (!f->bad && (schema || p.json_object) && srv_open_grammar(f, field, &p, r))
+        f->format = field;
     kvd_buf_free(&text);
 }

@@ -126,6 +126,7 @@ void srv_get_choices(srv_fields *f, srv_request *r)
     if (options && !r->stream)
         srv_fields_bad(f, "stream_options", "only with stream");
     srv_get_bool(f, options, "include_usage", &r->include_usage);
+    srv_get_bool(f, f->root, "return_progress", &r->progress);
 }
 
 void srv_get_params(srv_fields *f, srv_request *r)
@@ -144,7 +145,6 @@ void srv_get_params(srv_fields *f, srv_request *r)
     r->n_max = n < 0 ? UINT32_MAX : (uint32_t)n;
     srv_get_bool(f, f->root, "stream", &r->stream);
     srv_get_bool(f, f->root, "ignore_eos", &r->ignore_eos);
-    srv_get_bool(f, f->root, "return_progress", &r->progress);
     srv_get_bool(f, f->root, "debug_cache", &r->debug_cache);
 }
 

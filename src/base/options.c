@@ -189,7 +189,13 @@ static bool is_foreign(const kvd_opt *opt)
     return opt->kind == KVD_OPT_FOREIGN || opt->kind == KVD_OPT_REFUSED;
 }
 
-/* Of which no empty text is one: it comes from a variable that is not set. */
+/* Whether the word behind a foreign option is its value. */
+static bool foreign_takes(const kvd_opt *opt, const char *next)
+{
+    return next && (strcmp(opt->arg, "*") == 0 || (*opt->arg && is_choice(opt->arg, next)));
+}
+
+/* These are never empty: an empty text comes from a shell's variable that is not set. */
 static bool is_path(const kvd_opt *opt)
 {
     return opt->kind == KVD_OPT_TEXT &&
@@ -257,7 +263,8 @@ static kvd_status set(kvd_opts *o, int i, const char *text, kvd_opt_origin origi
     kvd_opt_value *v = &o->value[i];
     char          *copy;
 
-    if (o->table[i].kind == KVD_OPT_REFUSED && origin != KVD_OPT_ARGV)
+    if (o->table[i].kind == KVD_OPT_REFUSED && origin != KVD_OPT_ARGV &&
+        !foreign_takes(&o->table[i], text))
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s: %s", where, o->table[i].name,
                         o->table[i].help);
     if (!parse_value(&o->table[i], text, v))
@@ -433,12 +440,6 @@ static int find_argument(const kvd_opts *o, const char *arg, size_t len, bool *n
         other = (int)i;
     }
     return other;
-}
-
-/* Whether the word behind a foreign option is its value. */
-static bool foreign_takes(const kvd_opt *opt, const char *next)
-{
-    return next && (strcmp(opt->arg, "*") == 0 || (*opt->arg && is_choice(opt->arg, next)));
 }
 
 /* value: behind the = or in the next word; NULL: there is none. */

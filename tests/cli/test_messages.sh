@@ -144,6 +144,9 @@ expect "no model" 1 "^kvdrive: --model $none: No such file or directory$" "$kvd"
 printf 'model = %s\n' "$none" >"$tmp/config"
 expect "no model, by a configuration file" 1 "^kvdrive: $tmp/config: model $none: No such file" \
     "$kvd" run --config "$tmp/config" -p x
+cp $tiny/llama.gguf "$tmp/p"
+expect "an error that begins as the model's name does" 3 "^kvdrive: pre-tokenizer 'x' is not" \
+    sh -c "cd $tmp && $kvd run -m p --pre x -p x"
 expect "an empty name of a model" 2 'model is an empty text, not the name of a file' \
     "$kvd" run -m "" -p x
 expect "a directory in place of a model" 1 "^kvdrive: --model $tmp: Is a directory; name the" \
@@ -197,6 +200,16 @@ for mode in 600 400; do
     expect "a key file of mode $mode, without a word" 1 '^$' sh -c \
         "$kvd serve -m none --api-key-file $tmp/key 2>&1 | grep 'mode 0'"
 done
+if [ "$(id -u)" = 0 ]; then # of another user: one that our group may read was made so for us
+    chown 12345 "$tmp/key"
+    chmod 644 "$tmp/key"
+    expect "another user's key file of mode 644" 1 \
+        "^kvdrive: --api-key-file $tmp/key: mode 0644 lets everybody at the key$" \
+        "$kvd" serve -m none --api-key-file "$tmp/key"
+    chmod 640 "$tmp/key"
+    expect "another user's key file of mode 640" 1 '^$' sh -c \
+        "$kvd serve -m none --api-key-file $tmp/key 2>&1 | grep 'mode 0'"
+fi
 
 echo "$n cases, $failed failed"
 [ $failed = 0 ]

@@ -194,6 +194,7 @@ MISPLACED = (  # path, field, value, what is named (from where it begins), what 
     (MESSAGES, "system", [{"type": "image"}], "system[0].type", f'"image" {ONLY} text'),
     (MESSAGES, "tools", [5], "tools[0]", "expected an object"),
     (MESSAGES, "tools", [{"type": "bash_20250124"}], "tools[0].type", f'"bash_20250124" {ONLY}'),
+    (MESSAGES, "tools", [{"type": 5}], "tools[0].type", "expected a string"),
     (MESSAGES, "tools", [{"name": "f"}], "tools[0].input_schema", "expected a schema"),
     (MESSAGES, "tool_choice", {"type": "often"}, "tool_choice.type", f'"often" {ONLY} auto, any'),
 )
@@ -278,6 +279,22 @@ def test_fields_are_documented():
         assert bad != page and documented(bad) != known()
 
 
+# What one route has and another has not, and changes no answer there.
+INDIFFERENT = set("""access_programs background background_options cache_control container
+    context_management diagnostics image include inference_geo max_tool_calls metadata moderation
+    prediction prompt_cache_key prompt_cache_options prompt_cache_retention return_progress
+    safety_identifier service_tier speed store stream_options truncation user user_profile_id
+    workspace_id""".split())
+
+
+def test_routes_know_what_the_others_have():
+    """A field that belongs to another route's shape is refused, not ignored."""
+    served, refused = known()
+    names = {shape: served[shape] | set(refused[shape]) for shape in SHAPES}
+    strange = set().union(*(set().union(*names.values()) - own for own in names.values()))
+    assert strange == INDIFFERENT, strange ^ INDIFFERENT
+
+
 def test_routes_are_documented():
     section = (ROOT / "docs" / "server.md").read_text().split("\n## Routes\n")[1].split("\n## ")[0]
     told = {tuple(x.split()) for x in re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", section)}
@@ -350,6 +367,8 @@ def test_refused_unless_harmless():
         for _ in range(2):
             s.post(COMPLETION, {**ASKS[COMPLETION], "frobnicate": 1})
         s.wait_for(lambda: sum("frobnicate" in x for x in s.lines) == 1)
+        for path in RESPONSES, MESSAGES:  # what is not known is not looked at
+            s.post(path, {**ASKS[path], "return_progress": "x"})
     assert n > 700, n
 
 

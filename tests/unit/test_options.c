@@ -241,6 +241,12 @@ static void test_another_programs(void **state)
     assert_int_equal(parse(0), KVD_E_INVAL);
     expect_error("KVDRIVE_ADAPTER: adapter: merge it");
     unsetenv("KVDRIVE_ADAPTER");
+    setenv("KVDRIVE_THOUGHTS", "none", 1);
+    assert_int_equal(parse(0), KVD_OK);
+    setenv("KVDRIVE_THOUGHTS", "deep", 1);
+    assert_int_equal(parse(0), KVD_E_INVAL);
+    expect_error("KVDRIVE_THOUGHTS: thoughts: they stay");
+    unsetenv("KVDRIVE_THOUGHTS");
     assert_int_equal(parse(1, "--adaptor"), KVD_E_INVAL);
     expect_error("unknown option '--adaptor'");
     assert_null(strstr(err.msg, "did you mean"));
