@@ -510,18 +510,17 @@ static void assert_refused(const char *name, const char *text)
     char why[512] = "";
 
     assert_null(os_module_open(in_dir(name), why, sizeof(why)));
-    assert_non_null(strstr(why, text));
+    if (!strstr(why, text))
+        fail_msg("%s: '%s' in place of '%s'", name, why, text);
 }
 
 /* dlopen() would map what is missing, and touching that is SIGBUS. */
 static void test_module_that_is_cut_off(void **state)
 {
-    size_t all;
-
     (void)state;
-    all = put_program("whole.so", 0);
+    (void)put_program("whole.so", 0);
     assert_refused("whole.so", "executable"); /* the loader's word: nothing of it is missing */
-    (void)put_program("cut.so", all / 2);
+    (void)put_program("cut.so", 4000);        /* half of a file may be what debuggers read */
     assert_refused("cut.so", "cut off");
     (void)put_program("cut.so", 70); /* within the table of segments */
     assert_refused("cut.so", "cut off");
