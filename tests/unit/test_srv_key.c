@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "server/srv_key.h"
+#include "support/sanitized.h"
 
 static const char key[] = "sk-0123456789abcdefghijklmnopqrstuvwxyz";
 
@@ -112,7 +113,7 @@ static void same_work(void **state)
     static const size_t len[] = { sizeof(key) - 1, 5, 60 };
 
     (void)state;
-    if (steps_of(srv_same_key, key) < 0)
+    if (SANITIZED || steps_of(srv_same_key, key) < 0) /* a sanitizer's own steps vary */
         skip();
     for (size_t i = 0; i < sizeof(len) / sizeof(*len); i++)
         assert_int_equal(spread(srv_same_key, len[i]), 0);
