@@ -55,6 +55,13 @@ json "verify" "a['ok'] > 2 and a['bad'] == 0" "$kvd" cache verify --cache-dir "$
 expect "verify for people" 0 'units are whole, 0 damaged$' "$kvd" cache verify --cache-dir "$dir"
 expect "environment" 0 'units are whole' env KVDRIVE_CACHE_DIR="$dir" "$kvd" cache verify
 
+expect "a limit beyond the filesystem" 0 \
+    "^kvdrive: $dir: the cache may hold 1024000.0 GiB, .* room for [0-9.]+ GiB$" \
+    "$kvd" run -m tests/data/tiny/llama.gguf --raw -p x -n 1 --cache-dir "$dir" --kv-disk 1000T
+expect "a limit within the filesystem, without a word" 1 '^$' sh -c \
+    "$kvd run -m tests/data/tiny/llama.gguf --raw -p x -n 1 --cache-dir $dir --kv-disk 8M \
+    2>&1 | grep 'room for'"
+
 # in use: by whoever has the lock
 exec 9>>"$dir/lock"
 flock -n 9

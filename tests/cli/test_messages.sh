@@ -168,6 +168,17 @@ expect "a cache to look into that is none" 1 "^kvdrive: --cache-dir $none: .*No 
 expect "a cache whose parents are missing is made" 0 '' \
     "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 --cache-dir "$tmp/a/b/c"
 
+for limit in --kv-disk --kv-disk-free; do
+    expect "$limit without a cache" 2 "^kvdrive: $limit: .*--cache-dir DIR.* leave $limit out$" \
+        "$kvd" serve -m none $limit 5G
+done
+expect "the same, by a variable: it goes on" 1 '^kvdrive: KVDRIVE_KV_DISK has no .*--cache-dir' \
+    env KVDRIVE_KV_DISK=5G "$kvd" serve -m none
+expect "by a variable, to its end" 1 '^kvdrive: --model none: No such' \
+    env KVDRIVE_KV_DISK=5G "$kvd" serve -m none
+expect "a limit of a cache, without a word" 1 '^$' sh -c \
+    "$kvd serve -m none --kv-disk 5G --cache-dir $tmp/c 2>&1 | grep kv-disk"
+
 # Permissions say nothing to root, but to root without its capabilities.
 bound=()
 [ "$(id -u)" != 0 ] || bound=(setpriv --bounding-set=-all --inh-caps=-all)
