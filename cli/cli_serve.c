@@ -69,9 +69,13 @@ static kvd_status read_key(const kvd_opts *o, kvd_buf *b, const char **key, kvd_
     *key = kvd_opts_text(o, "api-key");
     if (path)
         return read_key_file(o, path, b, key, err);
-    if (*key)
-        return check_key(*key, kvd_opts_where(o, "api-key", where),
-                         "the key is empty: leave it out altogether to serve without one", err);
+    if (!*key)
+        return KVD_OK;
+    kvd_opts_where(o, "api-key", where);
+    KVD_TRY(check_key(*key, where, "the key is empty: leave it out altogether to serve without one",
+                      err));
+    if (kvd_opts_get(o, "api-key")->origin == KVD_OPT_FILE)
+        warn_of_readers(o->config_path, where);
     return KVD_OK;
 }
 

@@ -329,9 +329,16 @@ static char *trim(char *s)
     return s;
 }
 
+static bool is_quoted(const char *s)
+{
+    const size_t n = strlen(s);
+
+    return n >= 2 && (*s == '"' || *s == '\'') && s[n - 1] == *s;
+}
+
 static kvd_status config_line(kvd_opts *o, char *line, const char *where, kvd_err *err)
 {
-    char *key = trim(line), *eq;
+    char *key = trim(line), *value, *eq;
     int   i;
 
     if (*key == 0 || *key == '#' || *key == ';')
@@ -345,7 +352,18 @@ static kvd_status config_line(kvd_opts *o, char *line, const char *where, kvd_er
     i   = find_name(o, key);
     if (i < 0)
         return unknown_key(o, where, key, err);
-    return set(o, i, trim(eq + 1), KVD_OPT_FILE, where, err);
+    if (strcmp(key, "config") == 0)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s: a configuration file names no other one: config belongs on the "
+                        "command line, or to KVDRIVE_CONFIG",
+                        where);
+    value = trim(eq + 1);
+    if (is_quoted(value)) /* not shown: it may be a key */
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s: the value of %s is in quotes, which would be part of it: values stand "
+                        "without quotes",
+                        where, key);
+    return set(o, i, value, KVD_OPT_FILE, where, err);
 }
 
 static kvd_status read_config(kvd_opts *o, const char *path, bool must_exist, kvd_err *err)

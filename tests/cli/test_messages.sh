@@ -211,6 +211,31 @@ for mode in 600 400; do
     expect "a key file of mode $mode, without a word" 1 '^$' sh -c \
         "$kvd serve -m none --api-key-file $tmp/key 2>&1 | grep 'mode 0'"
 done
+printf 'api-key = secret\n' >"$tmp/config"
+chmod 644 "$tmp/config"
+expect "a key in a configuration file of mode 644" 1 \
+    "^kvdrive: $tmp/config: api-key: mode 0644 lets .*at the key: chmod 600 $tmp/config$" \
+    "$kvd" serve -m none --config "$tmp/config"
+expect "the key itself is not shown" 1 '^$' sh -c \
+    "$kvd serve -m none --config $tmp/config --print-config 2>&1 | grep secret"
+chmod 600 "$tmp/config"
+expect "a key in a configuration file of mode 600, without a word" 1 '^$' sh -c \
+    "$kvd serve -m none --config $tmp/config 2>&1 | grep 'mode 0'"
+chmod 644 "$tmp/config"
+expect "a key of the environment before it" 1 '^$' sh -c \
+    "KVDRIVE_API_KEY=k $kvd serve -m none --config $tmp/config 2>&1 | grep 'mode 0'"
+for value in '"a b"' "'secret'" '""'; do
+    printf 'api-key = %s\n' "$value" >"$tmp/config"
+    expect "a value in quotes: $value" 2 'config:1: the value of api-key is in quotes.*without' \
+        "$kvd" serve -m none --config "$tmp/config"
+done
+printf 'system = say "hi"\nmodel = "\n' >"$tmp/config"
+expect "quotes within a value" 1 '^kvdrive: .*config: model ": No such file' \
+    "$kvd" run -p x --config "$tmp/config"
+printf '# here\nconfig = other\n' >"$tmp/config"
+expect "a configuration file in another" 2 'config:2: a configuration file names no other' \
+    "$kvd" serve -m none --config "$tmp/config"
+
 if [ "$(id -u)" = 0 ]; then # of another user: one that our group may read was made so for us
     chown 12345 "$tmp/key"
     chmod 644 "$tmp/key"
