@@ -166,28 +166,28 @@ static void take_params(server_params *p, const kvd_opts *o)
     take_sampling(&p->sampling, o);
 }
 
-static kvd_status open_session(kvd_session **s, kvd_plan *plan, kvd_model *m, const kvd_opts *o,
-                               kvd_err *err)
+kvd_status cli_serve_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,
+                            kvd_err *err)
 {
-    kvd_session_params   p;
-    kvd_attention_params a;
-
-    KVD_TRY(cli_session_params(&p, &a, o, err));
-    p.n_seq     = (uint32_t)kvd_opts_int(o, "parallel");
-    p.kv_tokens = (uint64_t)kvd_opts_int(o, "kv-tokens");
-    p.n_logits  = p.n_seq + SERVER_ECHO_ROWS;
-    if (p.n_batch && p.n_batch < p.n_seq + SERVER_ECHO_MIN)
-        p.n_batch = p.n_seq + SERVER_ECHO_MIN;
-    return cli_session_open(s, plan, m, &p, &a, o, err);
+    KVD_TRY(cli_session_params(p, a, o, err));
+    p->n_seq     = (uint32_t)kvd_opts_int(o, "parallel");
+    p->kv_tokens = (uint64_t)kvd_opts_int(o, "kv-tokens");
+    p->n_logits  = p->n_seq + SERVER_ECHO_ROWS;
+    if (p->n_batch && p->n_batch < p->n_seq + SERVER_ECHO_MIN)
+        p->n_batch = p->n_seq + SERVER_ECHO_MIN;
+    return KVD_OK;
 }
 
 static kvd_status serve(kvd_model **m, kvd_session **s, const server_params *p, const kvd_opts *o,
                         kvd_err *err)
 {
-    kvd_plan plan = { .struct_size = sizeof(plan) };
+    kvd_plan             plan = { .struct_size = sizeof(plan) };
+    kvd_session_params   sp;
+    kvd_attention_params a;
 
     KVD_TRY(cli_model_open(m, o, err));
-    KVD_TRY(open_session(s, &plan, *m, o, err));
+    KVD_TRY(cli_serve_params(&sp, &a, o, err));
+    KVD_TRY(cli_session_open(s, &plan, *m, &sp, &a, o, err));
     return server_run(*m, *s, &plan, p, err);
 }
 
