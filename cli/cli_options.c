@@ -194,9 +194,10 @@ const kvd_opt cli_options[] = {
       "origin of web pages that may call, such as https://chat.example, or *; else none may" },
     { "alias", "-a", KVD_OPT_TEXT, "NAME", NULL, NOLIM, CMD_SERVE,
       "the model's name in answers; else the file's" },
-    { "parallel", "-np", KVD_OPT_INT, "N", "4", 1, 256, CMD_SERVE,
-      "sequences that are evaluated together; others wait" },
-    { "kv-tokens", "", KVD_OPT_INT, "N", "0", 0, MILL, CMD_SERVE,
+    { "parallel", "-np", KVD_OPT_INT, "N", "4", 1, 256, CMD_SERVE | CMD_PLAN,
+      "sequences that are evaluated together; others wait (plan: of a server; without it and "
+      "--kv-tokens, one sequence of run or chat)" },
+    { "kv-tokens", "", KVD_OPT_INT, "N", "0", 0, MILL, CMD_SERVE | CMD_PLAN,
       "tokens that all sequences together may hold; 0: -c times --parallel" },
     { "queue", "", KVD_OPT_INT, "N", "64", 1, 100000, CMD_SERVE,
       "requests that may wait; more are told to come back (429)" },
@@ -389,6 +390,18 @@ const kvd_opt cli_options[] = {
       "by content" },
     { "ssl-key-file", "--ssl-cert-file", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE,
       "the server speaks plain HTTP; put a proxy in front of it that speaks TLS" },
+
+    /* vLLM's */
+    { "max-model-len", "", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
+      "that is -c N here, for each sequence" },
+    { "max-num-seqs", "", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE | CMD_PLAN,
+      "that is --parallel N here" },
+    { "served-model-name", "", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE,
+      "that is --alias NAME here" },
+    { "gpu-memory-utilization", "", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
+      "--device-memory SIZE says in bytes what a GPU may hold; without it, what is free there" },
+    { "tensor-parallel-size", "-tp --pipeline-parallel-size -pp", KVD_OPT_REFUSED, "", NULL, NOLIM,
+      EVAL, "a model runs on one GPU (--backend cuda:N); leave it out" },
 
     /* everywhere */
     { "config", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, ALL,

@@ -32,6 +32,7 @@ generate() {
 }
 
 expect "no verb" 2 'stats, ls, verify, clear or gc' "$kvd" cache --cache-dir "$dir"
+expect "no verb of it" 2 "unknown verb 'foo': expected stats, ls" "$kvd" cache foo --cache-dir "$dir"
 expect "a wrong verb" 2 "did you mean 'verify'" "$kvd" cache verfy --cache-dir "$dir"
 expect "no directory" 2 'no directory given' "$kvd" cache stats
 expect "no such directory" 1 'there is no such cache directory' \
@@ -66,6 +67,8 @@ expect "a limit within the filesystem, without a word" 1 '^$' sh -c \
 exec 9>>"$dir/lock"
 flock -n 9
 expect "in use" 1 'in use by another process' "$kvd" cache stats --cache-dir "$dir"
+expect "in use, by a server" 1 'a server has it open, its GET /metrics' \
+    "$kvd" cache stats --cache-dir "$dir"
 exec 9>&-
 
 json "gc without a limit" "a['removed_units'] == 0" "$kvd" cache gc --cache-dir "$dir" --json

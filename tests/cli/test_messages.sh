@@ -20,6 +20,7 @@ while read -r word meant; do
         "$kvd" serve --config "$tmp/config"
 done <<'EOF'
 prot                    port
+prt                     port
 hsot                    host
 ctx-sise                ctx-size
 cxt-size                ctx-size
@@ -44,11 +45,18 @@ threds                  threads
 api-prefix              -
 x                       -
 EOF
+expect "another command's name of an option" 2 \
+    "option --parallel does not belong to this command; did you mean '--n-parallel'" \
+    "$kvd" bench --parallel 2
+expect "the end of an option's name" 2 "unknown option '--depth'; did you mean '--n-depth'" \
+    "$kvd" bench --depth 2
+expect "bounds of a whole number" 2 "seed 'x' is not a whole number from -1 to 9007199254740992$" \
+    "$kvd" run --seed x
 expect "a mistyped command" 2 "did you mean 'chat'" "$kvd" chta
 expect "the beginning of a command" 2 "did you mean 'perplexity'" "$kvd" perp
 expect "no command at all" 2 "unknown command 'download'; kvdrive --help" "$kvd" download
 
-# ---- llama-server's options: served, told and left out, or refused with what there is instead.
+# ---- llama-server's options, and some of vLLM's: served, told and left out, or refused with what there is instead.
 # The model is not there, so what is served or left out ends with that.
 while IFS='|' read -r fate words pattern; do
     read -ra words <<<"$words"
@@ -102,6 +110,11 @@ refused|--ssl-cert-file file|proxy
 refused|--lora file|merge
 refused|--mmproj file|text alone
 refused|-md file|drafts
+refused|--max-model-len 8192|-c N
+refused|--max-num-seqs 8|--parallel N
+refused|--served-model-name name|--alias NAME
+refused|--gpu-memory-utilization 0.9|--device-memory SIZE
+refused|--tensor-parallel-size 2|one GPU
 EOF
 expect "a template that is a name" 1 '--chat-template chatml: No such file.*takes a file' \
     "$kvd" serve -m none --chat-template chatml
