@@ -32,7 +32,7 @@ generate() {
 }
 
 expect "no verb" 2 'stats, ls, verify, clear or gc' "$kvd" cache --cache-dir "$dir"
-expect "no verb of it" 2 "unknown verb 'foo': expected stats, ls" "$kvd" cache foo --cache-dir "$dir"
+expect "no verb of it" 2 "unknown verb 'foo': expected stats, ls" "$kvd" cache foo
 expect "a wrong verb" 2 "did you mean 'verify'" "$kvd" cache verfy --cache-dir "$dir"
 expect "no directory" 2 'no directory given' "$kvd" cache stats
 expect "no such directory" 1 'there is no such cache directory' \

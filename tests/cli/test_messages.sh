@@ -56,8 +56,8 @@ expect "a mistyped command" 2 "did you mean 'chat'" "$kvd" chta
 expect "the beginning of a command" 2 "did you mean 'perplexity'" "$kvd" perp
 expect "no command at all" 2 "unknown command 'download'; kvdrive --help" "$kvd" download
 
-# ---- llama-server's options, and some of vLLM's: served, told and left out, or refused with what there is instead.
-# The model is not there, so what is served or left out ends with that.
+# ---- llama-server's options, and some of vLLM's: served, told and left out, or refused with what
+# there is instead.  The model is not there, so what is served or left out ends with that.
 while IFS='|' read -r fate words pattern; do
     read -ra words <<<"$words"
     case $fate in

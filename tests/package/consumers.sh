@@ -48,6 +48,7 @@ rm "$libdir"/libkvdrive.so*
 "$tmp/pc_static"
 for example in examples/*.c; do
     # shellcheck disable=SC2046
-    "$cc" -Wall -Wextra -Werror -o "$tmp/example" "$example" $(pc "$libdir" --cflags --libs --static)
+    "$cc" -Wall -Wextra -Werror -o "$tmp/example" "$example" \
+        $(pc "$libdir" --cflags --libs --static)
 done
 echo "4 consumers built and run"
