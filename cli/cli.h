@@ -182,6 +182,12 @@ void       cli_plan_release(cli_plan_use *plan);
 kvd_status cli_session_open(kvd_session **out, kvd_plan *plan, kvd_model *m, kvd_session_params *p,
                             kvd_attention_params *a, const kvd_opts *o, kvd_err *err);
 
+/* ---- cli_serve.c -------------------------------------------------------------------- */
+
+/* cli_session_params() of a server's session. */
+kvd_status cli_serve_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,
+                            kvd_err *err);
+
 /* ---- cli_term.c -------------------------------------------------------------------- */
 
 typedef struct cli_progress { /* a bar on a terminal, silence elsewhere */

@@ -119,6 +119,8 @@ int cli_cache(const kvd_opts *o)
         verb++;
     if (verb == KVD_COUNTOF(verb_name) && *word && near)
         return cli_usage("cache: unknown verb '%s'; did you mean '%s'?", word, near);
+    if (verb == KVD_COUNTOF(verb_name) && *word)
+        return cli_usage("cache: unknown verb '%s': expected stats, ls, verify, clear or gc", word);
     if (verb == KVD_COUNTOF(verb_name))
         return cli_usage("cache: expected stats, ls, verify, clear or gc");
     if (!dir)
@@ -126,6 +128,9 @@ int cli_cache(const kvd_opts *o)
     st = kvd_cache_command(dir, (kvd_cache_verb)verb, kvd_opts_size(o, "kv-disk"), &text, &err);
     if (cli_of_option(st, o, "cache-dir", &err) != KVD_OK) {
         code = cli_fail(&err);
+        if (st == KVD_E_BUSY)
+            fprintf(stderr, "kvdrive: if a server has it open, its GET /metrics counts what it "
+                            "holds, and DELETE /cache empties it\n");
         return err.code == KVD_E_CORRUPT ? EXIT_FAILED : code; /* it is no model */
     }
     code = show((kvd_cache_verb)verb, text, kvd_opts_flag(o, "json"));

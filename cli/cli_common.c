@@ -145,6 +145,30 @@ static kvd_status open_on_gpu(kvd_model **out, kvd_model_params *p, kvd_err *err
     return kvd_model_open(out, p, err);
 }
 
+/* What limits a cache says nothing without one.  A configuration file or the environment may give
+ * the limit for those commands that name a directory: it is no mistake there, but a server that was
+ * to have a cache is told. */
+static kvd_status check_cache(const kvd_opts *o, kvd_err *err)
+{
+    static const char *const limit[] = { "kv-disk", "kv-disk-free" };
+    char                     where[KVD_OPT_WHERE_BYTES];
+
+    for (size_t i = 0; i < KVD_COUNTOF(limit) && !kvd_opts_text(o, "cache-dir"); i++) {
+        if (!kvd_opts_given(o, limit[i]))
+            continue;
+        kvd_opts_where(o, limit[i], where);
+        if (kvd_opts_get(o, limit[i])->origin == KVD_OPT_ARGV)
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "%s: there is no cache on disk without --cache-dir DIR: name its "
+                            "directory, or leave %s out",
+                            where, where);
+        if (o->command == CMD_SERVE)
+            kvd_log(KVD_LOG_WARN,
+                    "%s has no effect: there is no cache on disk without --cache-dir DIR", where);
+    }
+    return KVD_OK;
+}
+
 kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
 {
     const char      *isa      = kvd_opts_text(o, "cpu-isa");
@@ -168,6 +192,7 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
     p.device_memory = kvd_opts_size(o, "device-memory");
     p.weights       = (kvd_weights)choice("auto|map|copy", kvd_opts_text(o, "weights"));
     *out            = NULL;
+    KVD_TRY(check_cache(o, err)); /* here, since reading a model takes time */
     if (o->command == CMD_BENCH && kvd_opts_text(o, "shape")) {
         p.shape         = kvd_opts_text(o, "shape");
         p.shape_weights = kvd_opts_text(o, "shape-type");

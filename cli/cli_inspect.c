@@ -212,20 +212,92 @@ static void plan_device(const kvd_plan *p)
     plan_row("pinned", p->pinned_bytes, "host memory that the device reads: KV host tier, lists");
 }
 
+static void plan_json(const kvd_plan *p, const cli_plan_use *use)
+{
+    printf("{\"n_ctx\":%u,\"n_seq\":%u,\"n_batch\":%u,\"weight_bytes\":%" PRIu64
+           ",\"kv_bytes\":%" PRIu64 ",\"scratch_bytes\":%" PRIu64 ",\"host_bytes\":%" PRIu64
+           ",\"total_bytes\":%" PRIu64 ",\"kv_bytes_per_token\":%" PRIu64
+           ",\"available_bytes\":%" PRIu64 ",\"n_ctx_fits\":%u",
+           p->n_ctx, p->n_seq, p->n_batch, p->weight_bytes, p->kv_bytes, p->scratch_bytes,
+           p->host_bytes, p->total_bytes, p->kv_bytes_per_token, p->available_bytes, p->n_ctx_fits);
+    printf(",\"kv_resident\":%s,\"window_tokens\":%u,\"kv_device_bytes\":%" PRIu64
+           ",\"kv_host_bytes\":%" PRIu64 ",\"kv_raw_bytes\":%" PRIu64
+           ",\"kv_window_bytes\":%" PRIu64 ",\"kv_stage_bytes\":%" PRIu64
+           ",\"kv_index_bytes\":%" PRIu64 ",\"kv_zone_bytes\":%" PRIu64
+           ",\"kv_map_bytes\":%" PRIu64,
+           p->kv_resident ? "true" : "false", p->window_tokens, p->kv_device_bytes,
+           p->kv_host_bytes, p->kv_raw_bytes, p->kv_window_bytes, p->kv_stage_bytes,
+           p->kv_index_bytes, p->kv_zone_bytes, p->kv_map_bytes);
+    printf(",\"device_bytes\":%" PRIu64 ",\"device_context_bytes\":%" PRIu64
+           ",\"device_limit_bytes\":%" PRIu64 ",\"pinned_bytes\":%" PRIu64,
+           p->device_bytes, p->device_context_bytes, p->device_limit_bytes, p->pinned_bytes);
+    if (use->has_shares)
+        plan_shares_json(&use->shares);
+    printf("}\n");
+}
+
+/* What is planned: one sequence, or those of a server. */
+static void plan_head(const kvd_plan *p, const kvd_session_params *sp)
+{
+    const uint64_t all = sp->kv_tokens ? sp->kv_tokens : (uint64_t)p->n_ctx * p->n_seq;
+    char           n[32];
+
+    printf("context %s tokens", cli_grouped(p->n_ctx, n));
+    if (sp->n_seq)
+        printf(" for each of %u sequences, %s together", p->n_seq, cli_grouped(all, n));
+    printf(", batches of %u\n\n", p->n_batch);
+}
+
+static void plan_verdict(const kvd_plan *p, bool serves, uint32_t n_ctx_train)
+{
+    const bool fits = needed(p) <= p->available_bytes;
+    char       n[32];
+
+    if (serves)
+        printf("\nThis %s\n", fits
+                                  ? "fits."
+                                  : "does not fit: fewer sequences (--parallel), a shorter context "
+                                    "(-c), or fewer tokens together (--kv-tokens) take less.");
+    else if (!fits && p->n_ctx_fits)
+        printf("\nThis does not fit: a context of %u tokens would (-c %u).\n", p->n_ctx_fits,
+               p->n_ctx_fits);
+    else if (!fits)
+        printf("\nThis does not fit, whatever the context.\n");
+    else
+        printf("\nThis fits; the longest context is %s tokens (the limit is %s).\n",
+               cli_grouped(p->n_ctx_fits, n),
+               p->n_ctx_fits < n_ctx_train ? "memory" : "the model's");
+}
+
+static void plan_text(const kvd_plan *p, const kvd_session_params *sp, const cli_plan_use *use)
+{
+    plan_head(p, sp);
+    plan_row("weights", p->weight_bytes,
+             p->device_bytes ? "on the device" : "the model file, mapped or copied (--weights)");
+    plan_tiers(p, sp->cache_dir != NULL);
+    if (use->has_shares)
+        plan_shares_row(&use->shares);
+    plan_row("scratch", p->scratch_bytes, "activations, logits, kernel buffers");
+    plan_row("tables", p->host_bytes, "tokenizer, metadata");
+    plan_row("in all", p->total_bytes, "");
+    plan_device(p);
+    plan_row("available", p->available_bytes, "on this machine now");
+}
+
 int cli_plan(const kvd_opts *o)
 {
-    kvd_plan             p   = { .struct_size = sizeof(p) };
-    kvd_model_info       i   = { .struct_size = sizeof(i) };
-    kvd_model           *m   = NULL;
-    kvd_err              err = { 0 };
-    cli_plan_use         use = { 0 };
-    char                 n[32];
+    const bool           serves = kvd_opts_given(o, "parallel") || kvd_opts_given(o, "kv-tokens");
+    kvd_plan             p      = { .struct_size = sizeof(p) };
+    kvd_model_info       i      = { .struct_size = sizeof(i) };
+    kvd_model           *m      = NULL;
+    kvd_err              err    = { 0 };
+    cli_plan_use         use    = { 0 };
     kvd_session_params   sp;
     kvd_attention_params sa;
     kvd_status           st = cli_model_open(&m, o, &err);
 
     if (st == KVD_OK)
-        st = cli_session_params(&sp, &sa, o, &err);
+        st = (serves ? cli_serve_params : cli_session_params)(&sp, &sa, o, &err);
     if (st == KVD_OK)
         st = cli_plan_apply(&use, &sa, &sp, m, o, &err);
     if (st == KVD_OK)
@@ -237,48 +309,11 @@ int cli_plan(const kvd_opts *o)
     if (st != KVD_OK)
         return cli_fail(&err);
     if (kvd_opts_flag(o, "json")) {
-        printf("{\"n_ctx\":%u,\"n_seq\":%u,\"n_batch\":%u,\"weight_bytes\":%" PRIu64
-               ",\"kv_bytes\":%" PRIu64 ",\"scratch_bytes\":%" PRIu64 ",\"host_bytes\":%" PRIu64
-               ",\"total_bytes\":%" PRIu64 ",\"kv_bytes_per_token\":%" PRIu64
-               ",\"available_bytes\":%" PRIu64 ",\"n_ctx_fits\":%u",
-               p.n_ctx, p.n_seq, p.n_batch, p.weight_bytes, p.kv_bytes, p.scratch_bytes,
-               p.host_bytes, p.total_bytes, p.kv_bytes_per_token, p.available_bytes, p.n_ctx_fits);
-        printf(",\"kv_resident\":%s,\"window_tokens\":%u,\"kv_device_bytes\":%" PRIu64
-               ",\"kv_host_bytes\":%" PRIu64 ",\"kv_raw_bytes\":%" PRIu64
-               ",\"kv_window_bytes\":%" PRIu64 ",\"kv_stage_bytes\":%" PRIu64
-               ",\"kv_index_bytes\":%" PRIu64 ",\"kv_zone_bytes\":%" PRIu64
-               ",\"kv_map_bytes\":%" PRIu64,
-               p.kv_resident ? "true" : "false", p.window_tokens, p.kv_device_bytes,
-               p.kv_host_bytes, p.kv_raw_bytes, p.kv_window_bytes, p.kv_stage_bytes,
-               p.kv_index_bytes, p.kv_zone_bytes, p.kv_map_bytes);
-        printf(",\"device_bytes\":%" PRIu64 ",\"device_context_bytes\":%" PRIu64
-               ",\"device_limit_bytes\":%" PRIu64 ",\"pinned_bytes\":%" PRIu64,
-               p.device_bytes, p.device_context_bytes, p.device_limit_bytes, p.pinned_bytes);
-        if (use.has_shares)
-            plan_shares_json(&use.shares);
-        printf("}\n");
-        return needed(&p) > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
+        plan_json(&p, &use);
+    } else {
+        plan_text(&p, &sp, &use);
+        plan_verdict(&p, serves, i.n_ctx_train);
     }
-    printf("context %s tokens, batches of %u\n\n", cli_grouped(p.n_ctx, n), p.n_batch);
-    plan_row("weights", p.weight_bytes,
-             p.device_bytes ? "on the device" : "the model file, mapped or copied (--weights)");
-    plan_tiers(&p, sp.cache_dir != NULL);
-    if (use.has_shares)
-        plan_shares_row(&use.shares);
-    plan_row("scratch", p.scratch_bytes, "activations, logits, kernel buffers");
-    plan_row("tables", p.host_bytes, "tokenizer, metadata");
-    plan_row("in all", p.total_bytes, "");
-    plan_device(&p);
-    plan_row("available", p.available_bytes, "on this machine now");
-    if (needed(&p) > p.available_bytes && p.n_ctx_fits)
-        printf("\nThis does not fit: a context of %u tokens would (-c %u).\n", p.n_ctx_fits,
-               p.n_ctx_fits);
-    else if (needed(&p) > p.available_bytes)
-        printf("\nThis does not fit, whatever the context.\n");
-    else
-        printf("\nThis fits; the longest context is %s tokens (the limit is %s).\n",
-               cli_grouped(p.n_ctx_fits, n),
-               p.n_ctx_fits < i.n_ctx_train ? "memory" : "the model's");
     return needed(&p) > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
 }
 

@@ -31,7 +31,7 @@ static const command commands[] = {
     { "inspect", CMD_INSPECT, 1, cli_inspect, "FILE", "what a model file holds, and what fits" },
     { "cache", CMD_CACHE, 1, cli_cache, "stats|ls|verify|clear|gc --cache-dir DIR",
       "look into a cache directory, check it, remove from it" },
-    { "plan", CMD_PLAN, 0, cli_plan, "-m FILE [-c N]",
+    { "plan", CMD_PLAN, 0, cli_plan, "-m FILE [-c N] [--parallel N]",
       "the memory a context needs, before it is taken" },
     { "doctor", CMD_DOCTOR, 0, cli_doctor, "", "what this machine offers" },
 };

@@ -183,18 +183,21 @@ const kvd_opt cli_options[] = {
       "port to listen on; 0: a free one, which the log names" },
     { "api-key-file", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, CMD_SERVE,
       "file with the key that every request but /health must carry; KVDRIVE_API_KEY in the "
-      "environment holds the key itself" },
+      "environment, or api-key in a configuration file, is the key itself" },
     { "api-key", "", KVD_OPT_SECRET, "KEY", NULL, NOLIM, CMD_SERVE,
-      "give the key as KVDRIVE_API_KEY in the environment, or in a file (--api-key-file)" },
+      "give the key as KVDRIVE_API_KEY in the environment, or in a file (--api-key-file, or "
+      "api-key "
+      "in a configuration file)" },
     { "without-key", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_SERVE,
       "serve beyond loopback although there is no key: whoever reaches the port may use it" },
     { "cors-origin", "", KVD_OPT_TEXT, "ORIGIN", NULL, NOLIM, CMD_SERVE,
       "origin of web pages that may call, such as https://chat.example, or *; else none may" },
     { "alias", "-a", KVD_OPT_TEXT, "NAME", NULL, NOLIM, CMD_SERVE,
       "the model's name in answers; else the file's" },
-    { "parallel", "-np", KVD_OPT_INT, "N", "4", 1, 256, CMD_SERVE,
-      "sequences that are evaluated together; others wait" },
-    { "kv-tokens", "", KVD_OPT_INT, "N", "0", 0, MILL, CMD_SERVE,
+    { "parallel", "-np", KVD_OPT_INT, "N", "4", 1, 256, CMD_SERVE | CMD_PLAN,
+      "sequences that are evaluated together; others wait (plan: of a server; without it and "
+      "--kv-tokens, one sequence of run or chat)" },
+    { "kv-tokens", "", KVD_OPT_INT, "N", "0", 0, MILL, CMD_SERVE | CMD_PLAN,
       "tokens that all sequences together may hold; 0: -c times --parallel" },
     { "queue", "", KVD_OPT_INT, "N", "64", 1, 100000, CMD_SERVE,
       "requests that may wait; more are told to come back (429)" },
@@ -387,6 +390,18 @@ const kvd_opt cli_options[] = {
       "by content" },
     { "ssl-key-file", "--ssl-cert-file", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE,
       "the server speaks plain HTTP; put a proxy in front of it that speaks TLS" },
+
+    /* vLLM's */
+    { "max-model-len", "", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
+      "that is -c N here, for each sequence" },
+    { "max-num-seqs", "", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE | CMD_PLAN,
+      "that is --parallel N here" },
+    { "served-model-name", "", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE,
+      "that is --alias NAME here" },
+    { "gpu-memory-utilization", "", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
+      "--device-memory SIZE says in bytes what a GPU may hold; without it, what is free there" },
+    { "tensor-parallel-size", "-tp --pipeline-parallel-size -pp", KVD_OPT_REFUSED, "", NULL, NOLIM,
+      EVAL, "a model runs on one GPU (--backend cuda:N); leave it out" },
 
     /* everywhere */
     { "config", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM, ALL,

@@ -69,9 +69,13 @@ static kvd_status read_key(const kvd_opts *o, kvd_buf *b, const char **key, kvd_
     *key = kvd_opts_text(o, "api-key");
     if (path)
         return read_key_file(o, path, b, key, err);
-    if (*key)
-        return check_key(*key, kvd_opts_where(o, "api-key", where),
-                         "the key is empty: leave it out altogether to serve without one", err);
+    if (!*key)
+        return KVD_OK;
+    kvd_opts_where(o, "api-key", where);
+    KVD_TRY(check_key(*key, where, "the key is empty: leave it out altogether to serve without one",
+                      err));
+    if (kvd_opts_get(o, "api-key")->origin == KVD_OPT_FILE)
+        warn_of_readers(o->config_path, where);
     return KVD_OK;
 }
 
@@ -162,28 +166,28 @@ static void take_params(server_params *p, const kvd_opts *o)
     take_sampling(&p->sampling, o);
 }
 
-static kvd_status open_session(kvd_session **s, kvd_plan *plan, kvd_model *m, const kvd_opts *o,
-                               kvd_err *err)
+kvd_status cli_serve_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,
+                            kvd_err *err)
 {
-    kvd_session_params   p;
-    kvd_attention_params a;
-
-    KVD_TRY(cli_session_params(&p, &a, o, err));
-    p.n_seq     = (uint32_t)kvd_opts_int(o, "parallel");
-    p.kv_tokens = (uint64_t)kvd_opts_int(o, "kv-tokens");
-    p.n_logits  = p.n_seq + SERVER_ECHO_ROWS;
-    if (p.n_batch && p.n_batch < p.n_seq + SERVER_ECHO_MIN)
-        p.n_batch = p.n_seq + SERVER_ECHO_MIN;
-    return cli_session_open(s, plan, m, &p, &a, o, err);
+    KVD_TRY(cli_session_params(p, a, o, err));
+    p->n_seq     = (uint32_t)kvd_opts_int(o, "parallel");
+    p->kv_tokens = (uint64_t)kvd_opts_int(o, "kv-tokens");
+    p->n_logits  = p->n_seq + SERVER_ECHO_ROWS;
+    if (p->n_batch && p->n_batch < p->n_seq + SERVER_ECHO_MIN)
+        p->n_batch = p->n_seq + SERVER_ECHO_MIN;
+    return KVD_OK;
 }
 
 static kvd_status serve(kvd_model **m, kvd_session **s, const server_params *p, const kvd_opts *o,
                         kvd_err *err)
 {
-    kvd_plan plan = { .struct_size = sizeof(plan) };
+    kvd_plan             plan = { .struct_size = sizeof(plan) };
+    kvd_session_params   sp;
+    kvd_attention_params a;
 
     KVD_TRY(cli_model_open(m, o, err));
-    KVD_TRY(open_session(s, &plan, *m, o, err));
+    KVD_TRY(cli_serve_params(&sp, &a, o, err));
+    KVD_TRY(cli_session_open(s, &plan, *m, &sp, &a, o, err));
     return server_run(*m, *s, &plan, p, err);
 }
 

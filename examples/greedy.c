@@ -36,7 +36,7 @@ static kvd_status continue_text(kvd_model *m, const char *text, kvd_err *err)
         kvd_batch b = KVD_BATCH_INIT;
         int32_t   id;
 
-        st = kvd_sampler_pick(sm, s, 0, &id, &err);
+        st = kvd_sampler_pick(sm, s, 0, &id, err);
         if (st != KVD_OK || kvd_token_is_end(m, id))
             break;
         fputs(kvd_detok_feed(d, id, false, NULL), stdout);

@@ -8,7 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORD_MAX 96
+#define WORD_MAX        96
+#define REAL_DIGITS     15 /* of a number of JSON: see digits_of() */
+#define REAL_DIGITS_MAX 17
 
 /* Values of a request, and lists and objects among them: the parser makes 50 to 250 bytes of each,
  * of which some have two in the text. */
@@ -144,9 +146,30 @@ static int put_dump(const char *data, size_t len, void *ctx)
     return 0;
 }
 
+/* Digits with which every number of it reads back as the same: 15 are enough for what people
+ * write, and 17, which the library would take, make 0.10000000000000001 of 0.1. */
+static size_t digits_of(const json_t *v, size_t least)
+{
+    const char *key;
+    json_t     *part;
+    size_t      i;
+    char        text[32];
+
+    for (; json_is_real(v) && least < REAL_DIGITS_MAX; least++) {
+        snprintf(text, sizeof(text), "%.*g", (int)least, json_real_value(v));
+        if (strtod(text, NULL) == json_real_value(v))
+            break;
+    }
+    json_array_foreach(v, i, part) least                         = digits_of(part, least);
+    json_object_foreach((json_t *)(uintptr_t)v, key, part) least = digits_of(part, least);
+    return least;
+}
+
 bool srv_put_json(srv_fields *f, const json_t *v, kvd_buf *b)
 {
-    if (json_dump_callback(v, put_dump, b, JSON_COMPACT) == 0 && !b->oom)
+    const size_t form = JSON_COMPACT | JSON_REAL_PRECISION(digits_of(v, REAL_DIGITS));
+
+    if (json_dump_callback(v, put_dump, b, form) == 0 && !b->oom)
         return true;
     return srv_fields_full(f, "no memory for what is in the request");
 }

@@ -415,7 +415,7 @@ static void get_text(srv_fields *f, srv_request *r)
 /* 0.8 and not what a float makes of it. */
 static double decimal(float x)
 {
-    return round((double)x * 1e6) * 1e-6;
+    return round((double)x * 1e6) / 1e6;
 }
 
 /* What a response says of its request. */

@@ -6,6 +6,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,8 +119,24 @@ typedef struct nearest { /* of the names looked at so far */
     const char *word;
     const char *name;  /* within few edits; NULL: none is */
     const char *whole; /* of which the word is the beginning */
-    uint32_t    n_edit, n_same, n_whole;
+    uint32_t    n_edit, n_kept, n_same, n_whole;
 } nearest;
+
+/* Letters of a word that a name has, too, wherever they stand. */
+static uint32_t letters_kept(const char *word, const char *name)
+{
+    uint32_t count[UCHAR_MAX + 1] = { 0 }, n = 0;
+
+    for (; *name; name++)
+        count[(unsigned char)*name]++;
+    for (; *word; word++) {
+        if (count[(unsigned char)*word] > 0) {
+            count[(unsigned char)*word]--;
+            n++;
+        }
+    }
+    return n;
+}
 
 static uint32_t same_beginning(const char *a, const char *b)
 {
@@ -131,18 +148,23 @@ static uint32_t same_beginning(const char *a, const char *b)
 }
 
 /* One edit for each three letters: with more a word is nearer to some name by chance than to what
- * was meant; and two with the first letter right.  Of names equally near the one that begins alike.
- * name: what the spelling stands for. */
+ * was meant; and two with the first letter right.  Of names equally near the one that has most of
+ * the word's letters, since they are rather left out or change places than replaced; then the one
+ * that begins alike.  name: what the spelling stands for. */
 static void look_at(nearest *r, const char *spelling, const char *name)
 {
     const size_t   n_word = strlen(r->word), n_name = strlen(spelling);
     const uint32_t d = edits(r->word, spelling), same = same_beginning(r->word, spelling);
     const uint32_t most  = same ? EDITS_MAX : 1;
     const uint32_t limit = (uint32_t)kvd_min_u64(kvd_min_u64(n_word, n_name) / 3, most);
+    const uint32_t kept  = d <= limit ? letters_kept(r->word, spelling) : 0;
+    const bool     tie   = r->name && d == r->n_edit;
 
-    if (d <= limit && (!r->name || d < r->n_edit || (d == r->n_edit && same > r->n_same))) {
+    if (d <= limit && (!r->name || d < r->n_edit || (tie && kept > r->n_kept) ||
+                       (tie && kept == r->n_kept && same > r->n_same))) {
         r->name   = name;
         r->n_edit = d;
+        r->n_kept = kept;
         r->n_same = same;
     }
     if (same == n_word && n_word >= BEGINNING_MIN) {
@@ -221,10 +243,12 @@ static kvd_status bad_value(const kvd_opt *opt, const char *text, const char *wh
     if (opt->kind == KVD_OPT_FLAG)
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is neither true nor false", where,
                         opt->name, text);
+    if (opt->min < opt->max && opt->kind == KVD_OPT_INT)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is not a whole number from %.0f to %.0f",
+                        where, opt->name, text, opt->min, opt->max);
     if (opt->min < opt->max)
-        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is not %s from %.10g to %.10g", where,
-                        opt->name, text, opt->kind == KVD_OPT_INT ? "a whole number" : "a number",
-                        opt->min, opt->max);
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is not a number from %.10g to %.10g",
+                        where, opt->name, text, opt->min, opt->max);
     return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is not %s", where, opt->name, text,
                     opt->kind == KVD_OPT_SIZE ? "a size such as 512M or 8G" : "a number");
 }
@@ -300,6 +324,17 @@ static void look_at_option(nearest *r, const kvd_opt *opt)
     }
 }
 
+/* The option of this command that takes several of what a word means elsewhere: n-depth for depth;
+ * or NULL. */
+static const char *plural_of(const kvd_opts *o, const char *word)
+{
+    for (uint32_t i = 0; i < o->n; i++)
+        if (o->table[i].commands & o->command && strncmp(o->table[i].name, "n-", 2) == 0 &&
+            strcmp(o->table[i].name + 2, word) == 0)
+            return o->table[i].name;
+    return NULL;
+}
+
 /* where: the line of a configuration file, which may name options of every command; NULL: the
  * command line, which may not. */
 static kvd_status unknown_key(const kvd_opts *o, const char *where, const char *key, kvd_err *err)
@@ -310,7 +345,8 @@ static kvd_status unknown_key(const kvd_opts *o, const char *where, const char *
     for (uint32_t i = 0; i < o->n; i++)
         if (!is_foreign(&o->table[i]) && (where || (o->table[i].commands & o->command)))
             look_at_option(&r, &o->table[i]);
-    near = found(&r);
+    near = where ? NULL : plural_of(o, r.word);
+    near = near ? near : found(&r);
     return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'%s%s%s%s", where ? where : "",
                     where ? ": " : "", key, near ? "; did you mean '" : "", near ? dash : "",
                     near ? near : "", near ? "'?" : "");
@@ -329,9 +365,16 @@ static char *trim(char *s)
     return s;
 }
 
+static bool is_quoted(const char *s)
+{
+    const size_t n = strlen(s);
+
+    return n >= 2 && (*s == '"' || *s == '\'') && s[n - 1] == *s;
+}
+
 static kvd_status config_line(kvd_opts *o, char *line, const char *where, kvd_err *err)
 {
-    char *key = trim(line), *eq;
+    char *key = trim(line), *value, *eq;
     int   i;
 
     if (*key == 0 || *key == '#' || *key == ';')
@@ -345,7 +388,18 @@ static kvd_status config_line(kvd_opts *o, char *line, const char *where, kvd_er
     i   = find_name(o, key);
     if (i < 0)
         return unknown_key(o, where, key, err);
-    return set(o, i, trim(eq + 1), KVD_OPT_FILE, where, err);
+    if (strcmp(key, "config") == 0)
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s: a configuration file names no other one: config belongs on the "
+                        "command line, or to KVDRIVE_CONFIG",
+                        where);
+    value = trim(eq + 1);
+    if (is_quoted(value)) /* not shown: it may be a key */
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s: the value of %s is in quotes, which would be part of it: values stand "
+                        "without quotes",
+                        where, key);
+    return set(o, i, value, KVD_OPT_FILE, where, err);
 }
 
 static kvd_status read_config(kvd_opts *o, const char *path, bool must_exist, kvd_err *err)
@@ -470,8 +524,11 @@ static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, 
     if (i < 0)
         return unknown_key(o, NULL, word, err);
     opt = &o->table[i];
-    if (!(opt->commands & o->command))
-        return kvd_fail(err, KVD_E_INVAL, 0, "option %s does not belong to this command", word);
+    if (!(opt->commands & o->command)) {
+        next = plural_of(o, opt->name);
+        return kvd_fail(err, KVD_E_INVAL, 0, "option %s does not belong to this command%s%s%s",
+                        word, next ? "; did you mean '--" : "", next ? next : "", next ? "'?" : "");
+    }
     if (is_foreign(opt)) {
         next = eq ? eq + 1 : *at + 1 < argc ? argv[*at + 1] : NULL;
         *at += !eq && foreign_takes(opt, next);

@@ -3,7 +3,8 @@
  * > default.  Every value remembers where it came from.
  *
  * An option "n-predict" is --n-predict on the command line (also --n-predict=N and its aliases),
- * KVDRIVE_N_PREDICT in the environment, and `n-predict = N` in a configuration file.
+ * KVDRIVE_N_PREDICT in the environment, and `n-predict = N` in a configuration file, where values
+ * are literal and `config` is refused.
  * The only place of the tree that reads the environment.  One thread. */
 #ifndef KVD_BASE_OPTIONS_H
 #define KVD_BASE_OPTIONS_H

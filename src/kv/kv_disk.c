@@ -5,6 +5,7 @@
  * reads, some for writes, so that neither can starve the other.  A slot is busy from submit until
  * its request is reaped; nothing else writes into it meanwhile. Thread: one at a time. */
 #include <errno.h>
+#include <math.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <string.h>
@@ -254,6 +255,18 @@ static kvd_status open_steps(kv_disk *d, kvd_err *err)
     return kv_disk_space_tidy(d, err);
 }
 
+/* A limit beyond what the filesystem has is none: min_free_bytes is what then holds. */
+static void warn_of_room(const kv_disk *d)
+{
+    const uint64_t avail = os_dir_free(d->dir), keep = d->p.min_free_bytes;
+    const uint64_t most = d->stats.unit_bytes + (avail > keep ? avail - keep : 0);
+
+    if (d->p.max_bytes > most && avail != UINT64_MAX)
+        kvd_log(KVD_LOG_WARN,
+                "%s: the cache may hold %.1f GiB, but its filesystem has room for %.1f GiB", d->dir,
+                ldexp((double)d->p.max_bytes, -30), ldexp((double)most, -30));
+}
+
 kvd_status kv_disk_open(kv_disk **out, const kv_disk_params *p, kvd_err *err)
 {
     kv_disk   *d;
@@ -281,6 +294,7 @@ kvd_status kv_disk_open(kv_disk **out, const kv_disk_params *p, kvd_err *err)
         kv_disk_close(d);
         return st;
     }
+    warn_of_room(d);
     *out = d;
     return KVD_OK;
 }

@@ -32,6 +32,7 @@ generate() {
 }
 
 expect "no verb" 2 'stats, ls, verify, clear or gc' "$kvd" cache --cache-dir "$dir"
+expect "no verb of it" 2 "unknown verb 'foo': expected stats, ls" "$kvd" cache foo
 expect "a wrong verb" 2 "did you mean 'verify'" "$kvd" cache verfy --cache-dir "$dir"
 expect "no directory" 2 'no directory given' "$kvd" cache stats
 expect "no such directory" 1 'there is no such cache directory' \
@@ -55,10 +56,19 @@ json "verify" "a['ok'] > 2 and a['bad'] == 0" "$kvd" cache verify --cache-dir "$
 expect "verify for people" 0 'units are whole, 0 damaged$' "$kvd" cache verify --cache-dir "$dir"
 expect "environment" 0 'units are whole' env KVDRIVE_CACHE_DIR="$dir" "$kvd" cache verify
 
+expect "a limit beyond the filesystem" 0 \
+    "^kvdrive: $dir: the cache may hold 1024000.0 GiB, .* room for [0-9.]+ GiB$" \
+    "$kvd" run -m tests/data/tiny/llama.gguf --raw -p x -n 1 --cache-dir "$dir" --kv-disk 1000T
+expect "a limit within the filesystem, without a word" 1 '^$' sh -c \
+    "$kvd run -m tests/data/tiny/llama.gguf --raw -p x -n 1 --cache-dir $dir --kv-disk 8M \
+    2>&1 | grep 'room for'"
+
 # in use: by whoever has the lock
 exec 9>>"$dir/lock"
 flock -n 9
 expect "in use" 1 'in use by another process' "$kvd" cache stats --cache-dir "$dir"
+expect "in use, by a server" 1 'a server has it open, its GET /metrics' \
+    "$kvd" cache stats --cache-dir "$dir"
 exec 9>&-
 
 json "gc without a limit" "a['removed_units'] == 0" "$kvd" cache gc --cache-dir "$dir" --json

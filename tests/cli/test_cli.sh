@@ -92,6 +92,12 @@ expect "tokenize" 0 '104 +"h"' "$kvd" tokenize -m $tiny/llama.gguf -p h
 expect "inspect" 0 'token_embd.weight +F32 +\[[0-9]+, 264\]' "$kvd" inspect $tiny/llama.gguf
 expect "inspect json" 0 '"n_ctx_train": 128' "$kvd" inspect $tiny/llama.gguf --json
 expect "plan" 0 'longest context is 128 tokens .*the model' "$kvd" plan -m $tiny/llama.gguf -c 64
+expect "plan of a server" 0 'for each of 3 sequences, 192 together,' \
+    "$kvd" plan -m $tiny/llama.gguf -c 64 -np 3
+expect "plan of a server, and its tokens" 0 'for each of 4 sequences, 300 together' \
+    "$kvd" plan -m $tiny/llama.gguf -c 64 --kv-tokens 300
+expect "plan of a server that does not fit" 4 'does not fit: fewer sequences' \
+    "$kvd" plan -m $tiny/llama.gguf -c 64 --parallel 2 --kv-tokens 1000000000
 long="-m $tiny/llama.gguf -c 4000 --rope-scaling linear --rope-scale 64"
 long="$long --attention sparse --budget 96 -b 96"
 expect "plan, resident" 0 'everything fits: a lower tier adds nothing' "$kvd" plan $long

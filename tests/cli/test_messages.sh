@@ -20,6 +20,7 @@ while read -r word meant; do
         "$kvd" serve --config "$tmp/config"
 done <<'EOF'
 prot                    port
+prt                     port
 hsot                    host
 ctx-sise                ctx-size
 cxt-size                ctx-size
@@ -44,12 +45,19 @@ threds                  threads
 api-prefix              -
 x                       -
 EOF
+expect "another command's name of an option" 2 \
+    "option --parallel does not belong to this command; did you mean '--n-parallel'" \
+    "$kvd" bench --parallel 2
+expect "the end of an option's name" 2 "unknown option '--depth'; did you mean '--n-depth'" \
+    "$kvd" bench --depth 2
+expect "bounds of a whole number" 2 "seed 'x' is not a whole number from -1 to 9007199254740992$" \
+    "$kvd" run --seed x
 expect "a mistyped command" 2 "did you mean 'chat'" "$kvd" chta
 expect "the beginning of a command" 2 "did you mean 'perplexity'" "$kvd" perp
 expect "no command at all" 2 "unknown command 'download'; kvdrive --help" "$kvd" download
 
-# ---- llama-server's options: served, told and left out, or refused with what there is instead.
-# The model is not there, so what is served or left out ends with that.
+# ---- llama-server's options, and some of vLLM's: served, told and left out, or refused with what
+# there is instead.  The model is not there, so what is served or left out ends with that.
 while IFS='|' read -r fate words pattern; do
     read -ra words <<<"$words"
     case $fate in
@@ -102,6 +110,11 @@ refused|--ssl-cert-file file|proxy
 refused|--lora file|merge
 refused|--mmproj file|text alone
 refused|-md file|drafts
+refused|--max-model-len 8192|-c N
+refused|--max-num-seqs 8|--parallel N
+refused|--served-model-name name|--alias NAME
+refused|--gpu-memory-utilization 0.9|--device-memory SIZE
+refused|--tensor-parallel-size 2|one GPU
 EOF
 expect "a template that is a name" 1 '--chat-template chatml: No such file.*takes a file' \
     "$kvd" serve -m none --chat-template chatml
@@ -168,6 +181,17 @@ expect "a cache to look into that is none" 1 "^kvdrive: --cache-dir $none: .*No 
 expect "a cache whose parents are missing is made" 0 '' \
     "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 --cache-dir "$tmp/a/b/c"
 
+for limit in --kv-disk --kv-disk-free; do
+    expect "$limit without a cache" 2 "^kvdrive: $limit: .*--cache-dir DIR.* leave $limit out$" \
+        "$kvd" serve -m none $limit 5G
+done
+expect "the same, by a variable: it goes on" 1 '^kvdrive: KVDRIVE_KV_DISK has no .*--cache-dir' \
+    env KVDRIVE_KV_DISK=5G "$kvd" serve -m none
+expect "by a variable, to its end" 1 '^kvdrive: --model none: No such' \
+    env KVDRIVE_KV_DISK=5G "$kvd" serve -m none
+expect "a limit of a cache, without a word" 1 '^$' sh -c \
+    "$kvd serve -m none --kv-disk 5G --cache-dir $tmp/c 2>&1 | grep kv-disk"
+
 # Permissions say nothing to root, but to root without its capabilities.
 bound=()
 [ "$(id -u)" != 0 ] || bound=(setpriv --bounding-set=-all --inh-caps=-all)
@@ -200,6 +224,31 @@ for mode in 600 400; do
     expect "a key file of mode $mode, without a word" 1 '^$' sh -c \
         "$kvd serve -m none --api-key-file $tmp/key 2>&1 | grep 'mode 0'"
 done
+printf 'api-key = secret\n' >"$tmp/config"
+chmod 644 "$tmp/config"
+expect "a key in a configuration file of mode 644" 1 \
+    "^kvdrive: $tmp/config: api-key: mode 0644 lets .*at the key: chmod 600 $tmp/config$" \
+    "$kvd" serve -m none --config "$tmp/config"
+expect "the key itself is not shown" 1 '^$' sh -c \
+    "$kvd serve -m none --config $tmp/config --print-config 2>&1 | grep secret"
+chmod 600 "$tmp/config"
+expect "a key in a configuration file of mode 600, without a word" 1 '^$' sh -c \
+    "$kvd serve -m none --config $tmp/config 2>&1 | grep 'mode 0'"
+chmod 644 "$tmp/config"
+expect "a key of the environment before it" 1 '^$' sh -c \
+    "KVDRIVE_API_KEY=k $kvd serve -m none --config $tmp/config 2>&1 | grep 'mode 0'"
+for value in '"a b"' "'secret'" '""'; do
+    printf 'api-key = %s\n' "$value" >"$tmp/config"
+    expect "a value in quotes: $value" 2 'config:1: the value of api-key is in quotes.*without' \
+        "$kvd" serve -m none --config "$tmp/config"
+done
+printf 'system = say "hi"\nmodel = "\n' >"$tmp/config"
+expect "quotes within a value" 1 '^kvdrive: .*config: model ": No such file' \
+    "$kvd" run -p x --config "$tmp/config"
+printf '# here\nconfig = other\n' >"$tmp/config"
+expect "a configuration file in another" 2 'config:2: a configuration file names no other' \
+    "$kvd" serve -m none --config "$tmp/config"
+
 if [ "$(id -u)" = 0 ]; then # of another user: one that our group may read was made so for us
     chown 12345 "$tmp/key"
     chmod 644 "$tmp/key"

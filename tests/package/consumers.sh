@@ -46,4 +46,9 @@ rm "$libdir"/libkvdrive.so*
 # shellcheck disable=SC2046
 "$cc" -o "$tmp/pc_static" "$src/consumer.c" $(pc "$libdir" --cflags --libs --static)
 "$tmp/pc_static"
+for example in examples/*.c; do
+    # shellcheck disable=SC2046
+    "$cc" -Wall -Wextra -Werror -o "$tmp/example" "$example" \
+        $(pc "$libdir" --cflags --libs --static)
+done
 echo "4 consumers built and run"

@@ -454,6 +454,11 @@ def test_responses():
         text = a["output"][0]["content"][0]["text"]
         assert text == chat["choices"][0]["message"]["content"], (a, chat)
         assert a["output"][0]["status"] == a["status"] == "incomplete"
+        numbers = {"a": 0.1, "b": [0.3, 5e-324, 0.1234567890123456, 1e300]}  # as short as can be
+        shown = s.call("POST", RESPONSES, {**ask, "temperature": 0.8, "top_p": 0.95,
+                                           "metadata": numbers})[2].decode()
+        assert '"temperature":0.8,' in shown and '"top_p":0.95,' in shown, shown
+        assert '"a":0.1,' in shown.replace("}", ",") and json.loads(shown)["metadata"] == numbers
         events = list(s.stream(RESPONSES, ask))
         assert [e["sequence_number"] for e in events] == list(range(len(events)))
         assert "".join(e.get("delta", "") for e in events) == text

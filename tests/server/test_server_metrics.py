@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """/metrics: its form, and that its numbers are those of the requests that were made."""
+import json
 import os
 import pathlib
 import re
+import subprocess
 import time
 
 import promlint
-from kvserver import HERE, SLOW, Directory, Server, main
+from kvserver import HERE, PROGRAM, SLOW, TINY, Directory, Server, main
 
 COMPLETION = "/v1/completions"
 FAULT = os.environ["KVDRIVE_FAULT"]
@@ -225,6 +227,20 @@ def test_names_are_documented():
         settled(s, "requests_ended_total{outcome=finished}", 1)
         text = s.call("GET", "/metrics")[2].decode()
     assert {n[8:] for n in promlint.read(text)} == told, told
+
+
+def test_plan_says_what_it_takes():
+    for options in (("--parallel", "3"), ("-np", "2", "--kv-tokens", "5000", "-b", "2"),
+                    ("--parallel", "2", "--kv-device", "1500K")):
+        with Server(*options) as s:
+            got = scrape(s)
+        told = json.loads(subprocess.check_output(
+            [PROGRAM, "plan", "-m", str(TINY / "llama.gguf"), "--rope-scaling", "linear",
+             "--rope-scale", "64", "-c", "4000", "-t", "2", "--json", *options]))
+        assert told["n_seq"] == got["sequences_limit"]
+        for tier in ("device", "host"):
+            took = got.get(f"kv_capacity_bytes{{tier={tier}}}", 0)
+            assert took == told[f"kv_{tier}_bytes"], (options, tier, took, told)
 
 
 def test_disk_and_tiers():
