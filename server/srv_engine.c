@@ -208,7 +208,8 @@ kvd_status srv_engine_open(srv_engine **out, const srv_engine_params *p, kvd_err
     pthread_cond_init(&e->wake, &attr);
     pthread_cond_init(&e->cleared, &attr);
     pthread_condattr_destroy(&attr);
-    st = alloc_tables(e, err);
+    st        = alloc_tables(e, err);
+    e->n_open = p->n_seq;
     if (st == KVD_OK) {
         take_view(e, true);
         rc = pthread_create(&e->thread, NULL, run, e);
@@ -258,7 +259,7 @@ kvd_status srv_engine_submit(srv_engine *e, srv_job *j, kvd_err *err)
     if (e->stop != SRV_RUN) {
         e->counts.n_rejected[SRV_REJECT_STOPPING]++;
         st = kvd_fail(err, KVD_E_CANCELED, 0, "the server is stopping");
-    } else if (e->n_waiting >= e->p.n_queue) {
+    } else if (!srv_sched_may_wait(e, j)) {
         e->counts.n_rejected[SRV_REJECT_QUEUE]++;
         st = kvd_fail(err, KVD_E_BUSY, 0, "%u requests are waiting", e->n_waiting);
     } else {
@@ -269,8 +270,7 @@ kvd_status srv_engine_submit(srv_engine *e, srv_job *j, kvd_err *err)
         else
             e->inbox = j;
         e->inbox_last = j;
-        e->n_waiting++;
-        e->nudged = true;
+        e->nudged     = true;
         pthread_cond_signal(&e->wake);
     }
     pthread_mutex_unlock(&e->lock);

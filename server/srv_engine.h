@@ -246,14 +246,16 @@ struct srv_engine {
     pthread_mutex_t lock;
     pthread_cond_t  wake, cleared;
     srv_job        *inbox, *inbox_last; /* under the lock from here on */
-    uint32_t        n_waiting;          /* jobs, those of the inbox included */
-    srv_stop        stop;
-    bool            nudged; /* something has changed outside */
-    bool            clear_asked;
-    uint64_t        n_clear;      /* done */
-    char           *cleared_json; /* of the last; NULL: failed */
-    srv_view        view;
-    srv_map        *map;
+    srv_job *waiting, *waiting_last;    /* jobs that have not run, those of the inbox included */
+    uint32_t n_waiting;                 /* of them */
+    uint32_t n_open; /* slots that are free for those; not: jobs that run want them first */
+    srv_stop stop;
+    bool     nudged; /* something has changed outside */
+    bool     clear_asked;
+    uint64_t n_clear;      /* done */
+    char    *cleared_json; /* of the last; NULL: failed */
+    srv_view view;
+    srv_map *map;
 
     _Atomic uint64_t step_ns;  /* when the step under way began; 0: none is */
     atomic_bool      failed;   /* the device has; jobs have been told */
@@ -291,6 +293,10 @@ void srv_sched_drop_idle(srv_engine *e);
 void srv_sched_drop_holds(srv_engine *e); /* of those that wait, on the prefix cache */
 /* A job waits no more: it has run, or never will. */
 void srv_sched_stop_waiting(srv_engine *e, srv_job *j);
+/* Under the lock: a job begins to wait, unless too many did then that no free slot is for. */
+bool srv_sched_may_wait(srv_engine *e, srv_job *j);
+/* Slots were given up or taken: those that wait are counted anew. */
+void srv_sched_count_open(srv_engine *e);
 
 /* ---- srv_step.c ------------------------------------------------------------------------ */
 

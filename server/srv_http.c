@@ -42,6 +42,7 @@ static void open_conn(srv *s, struct MHD_Connection *c, void **ctx)
     if (!conn)
         return; /* its calls are refused */
     conn->fd       = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    conn->c        = c;
     conn->since_ns = kvd_now_ns();
     conn->next     = s->conns;
     if (s->conns)
@@ -75,15 +76,20 @@ static void on_conn(void *cls, struct MHD_Connection *c, void **ctx,
         close_conn(cls, *ctx);
 }
 
+static bool is_messages(const char *url)
+{
+    return strncmp(url, "/v1/messages", 12) == 0;
+}
+
 /* A request line has come. */
 static void *on_uri(void *cls, const char *uri, struct MHD_Connection *c)
 {
     srv_conn *conn = conn_of(c);
 
     (void)cls;
-    (void)uri;
     if (conn) {
         conn->reading  = true;
+        conn->messages = is_messages(uri);
         conn->since_ns = kvd_now_ns();
     }
     return NULL;
@@ -107,7 +113,7 @@ static srv_call *open_call(srv *s, struct MHD_Connection *c, const char *url)
         s->calls->prev = call;
     s->calls = call;
     s->n_call++;
-    call->reply.messages = strncmp(url, "/v1/messages", 12) == 0;
+    call->reply.messages = is_messages(url);
     return call;
 }
 
@@ -128,8 +134,8 @@ static void log_call(const srv_call *c)
     else if (c->streams && c->ending)
         kvd_log(KVD_LOG_INFO, "%s: %s, ended by an error, %.0f ms", c->job->id, c->route->path, ms);
     else if (c->reply.status >= 400)
-        kvd_log(KVD_LOG_INFO, "%s%s: status %d, %.0f ms", c->route ? c->route->path : "no route",
-                c->reply.status == 404 ? c->nowhere : "", c->reply.status, ms);
+        kvd_log(KVD_LOG_INFO, "%s%s: status %d%s, %.0f ms", c->at ? c->at : "no route",
+                c->reply.status == 404 ? c->nowhere : "", c->reply.status, c->reply.why, ms);
 }
 
 void srv_http_body_read(srv_call *c)
@@ -233,7 +239,9 @@ static enum MHD_Result send_response(srv_call *c, struct MHD_Response *r, unsign
     if (origin) {
         MHD_add_response_header(r, "Access-Control-Allow-Origin", origin);
         MHD_add_response_header(r, "Access-Control-Allow-Headers",
-                                "authorization, content-type, x-api-key, anthropic-version");
+                                *c->reply.may_send ? c->reply.may_send
+                                                   : "authorization, content-type, x-api-key, "
+                                                     "anthropic-version");
         MHD_add_response_header(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
     }
     if (c->reply.retry_s) {
@@ -412,6 +420,15 @@ static bool add_body(srv_call *c, const char *data, size_t len)
     return true;
 }
 
+/* It ends without an answer. */
+static void conn_refused(struct MHD_Connection *mc)
+{
+    srv_conn *conn = conn_of(mc);
+
+    if (conn)
+        conn->refused = true;
+}
+
 static enum MHD_Result on_access(void *cls, struct MHD_Connection *mc, const char *url,
                                  const char *method, const char *version, const char *data,
                                  size_t *size, void **ctx)
@@ -421,8 +438,10 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *mc, const cha
     (void)version;
     if (!c) {
         *ctx = c = open_call(cls, mc, url);
-        if (!c)
+        if (!c) {
+            conn_refused(mc);
             return MHD_NO;
+        }
         if (srv_guard(c, method, url))
             return MHD_YES;
         c->conn->in_call = true;
@@ -479,7 +498,8 @@ void srv_http_tick(srv *s, uint64_t now)
 kvd_status srv_http_open(srv *s, kvd_err *err)
 {
     s->http =
-        MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_access, s,
+        MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL,
+                         NULL, on_access, s, MHD_OPTION_EXTERNAL_LOGGER, srv_refuse_logged, s,
                          MHD_OPTION_LISTEN_SOCKET, s->listen_fd, MHD_OPTION_CONNECTION_LIMIT,
                          s->p.n_connection, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONN_BYTES,
                          MHD_OPTION_NOTIFY_COMPLETED, on_completed, s, MHD_OPTION_NOTIFY_CONNECTION,

@@ -15,6 +15,7 @@
 #define KVD_SRV_HTTP_H
 
 #include <microhttpd.h>
+#include <stdarg.h>
 
 #include "server.h"
 #include "srv_engine.h"
@@ -28,9 +29,11 @@ typedef struct srv_reply {
     const char *policy;    /* what a browser may do with it; NULL: not told */
     uint32_t    retry_s;   /* 0: no Retry-After */
     char        allow[32]; /* with 405: methods of the path */
-    bool        messages;  /* errors are in Anthropic's shape */
-    bool        last;      /* of its connection */
-    kvd_buf     body;
+    char    may_send[512]; /* to a preflight: names of headers; "": those that are always told */
+    char    why[64];       /* " (...)" of an error, for the log: its param, else its kind */
+    bool    messages;      /* errors are in Anthropic's shape */
+    bool    last;          /* of its connection */
+    kvd_buf body;
 } srv_reply;
 
 typedef struct srv_route {
@@ -45,13 +48,16 @@ extern const uint32_t  srv_n_route;
 const char *srv_route_elsewhere(const char *path);
 
 typedef struct srv_conn { /* one TCP connection */
-    struct srv_conn *prev, *next;
-    int              fd;
-    srv_call        *call;    /* NULL: none */
-    bool             ended;   /* the peer has closed, or will send no more */
-    bool             in_call; /* its request has come whole, the reply is not out */
-    bool             reading; /* of a request some has come */
-    uint64_t         since_ns;
+    struct srv_conn       *prev, *next;
+    int                    fd;
+    struct MHD_Connection *c;
+    srv_call              *call;     /* NULL: none */
+    bool                   ended;    /* the peer has closed, or will send no more */
+    bool                   in_call;  /* its request has come whole, the reply is not out */
+    bool                   reading;  /* of a request some has come */
+    bool                   messages; /* its errors are in Anthropic's shape */
+    bool                   refused;  /* for its headers; nothing more goes out */
+    uint64_t               since_ns;
 } srv_conn;
 
 struct srv_call {
@@ -59,6 +65,7 @@ struct srv_call {
     struct MHD_Connection *c;
     srv_conn              *conn;
     const srv_route       *route;
+    const char            *at;               /* a route of the path, for the log; NULL: none */
     const char            *name;             /* behind the route's path, else ""; the library's */
     char                   nowhere[100];     /* a path that is no route, for the log */
     srv_call              *prev, *next;      /* all that live */
@@ -148,6 +155,11 @@ void       srv_http_resume(srv_call *c);
 void       srv_http_body_read(srv_call *c);     /* it takes no memory any more */
 void       srv_http_ended(srv_conn *c);         /* its peer will send no more */
 void       srv_http_tick(srv *s, uint64_t now); /* limits of time */
+
+/* ---- srv_refuse.c ------------------------------------------------------------------ */
+
+/* The library's log: what it refuses by itself is answered here, once. */
+void srv_refuse_logged(void *cls, const char *fmt, va_list ap);
 
 /* ---- srv_listen.c ------------------------------------------------------------------ */
 

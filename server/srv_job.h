@@ -159,7 +159,8 @@ typedef struct srv_job {
     bool             paused;   /* the engine thread has found the list full */
     bool             told;     /* in the net thread's list */
     struct srv_job  *next_told;
-    struct srv_job  *next_in; /* in the engine's inbox */
+    struct srv_job  *next_in;                     /* in the engine's inbox */
+    struct srv_job  *next_waiting, *prev_waiting; /* under the engine's lock */
 
     /* engine thread */
     uint32_t  n_left;                    /* choices that have not finished */

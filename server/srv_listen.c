@@ -232,34 +232,74 @@ static void no_route(srv_call *c, const char *path)
         snprintf(c->nowhere, sizeof(c->nowhere), " \"%s\"", quoted);
 }
 
+static void find_path(srv_call *c, const char *path)
+{
+    for (uint32_t i = 0; i < srv_n_route && !c->at; i++)
+        if (behind(&srv_routes[i], path))
+            c->at = srv_routes[i].path;
+}
+
 static void find_route(srv_call *c, const char *method, const char *path)
 {
-    bool known = false;
-
     for (uint32_t i = 0; i < srv_n_route; i++) {
         const char *name = behind(&srv_routes[i], path);
 
         if (!name)
             continue;
-        known = true;
         add_allowed(&c->reply, srv_routes[i].method);
         if (strcmp(srv_routes[i].method, method) == 0) {
             c->route = &srv_routes[i];
             c->name  = name;
         }
     }
-    if (!known)
+    if (!c->at)
         no_route(c, path);
     else if (!c->route)
         srv_reply_error(&c->reply, 405, NULL, NULL, "%s does not take %s", path, method);
 }
 
+/* Headers that clients in a browser send. */
+static bool may_send(const char *name, size_t len)
+{
+    static const char *const names[] = {
+        "authorization",       "content-type",   "x-api-key",
+        "anthropic-version",   "anthropic-beta", "anthropic-dangerous-direct-browser-access",
+        "openai-organization", "openai-project", "openai-beta",
+        "user-agent"
+    };
+
+    for (uint32_t i = 0; i < KVD_COUNTOF(names); i++)
+        if (len == strlen(names[i]) && strncasecmp(name, names[i], len) == 0)
+            return true;
+    return len > 12 && strncasecmp(name, "x-stainless-", 12) == 0 &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") >= len;
+}
+
+/* Of the names that a preflight asks for those that may be sent, as far as there is room. */
+static void put_may_send(srv_call *c)
+{
+    const char *p   = header(c, "Access-Control-Request-Headers");
+    char       *out = c->reply.may_send;
+    size_t      n   = 0;
+
+    for (; p && *p; p += strspn(p, ", \t")) {
+        const size_t len = strcspn(p, ", \t");
+
+        if (may_send(p, len) && n + 2 + len < sizeof(c->reply.may_send))
+            n += (size_t)snprintf(out + n, sizeof(c->reply.may_send) - n, "%s%.*s", n ? ", " : "",
+                                  (int)len, p);
+        p += len;
+    }
+}
+
 static void preflight(srv_call *c)
 {
-    if (c->s->p.origin)
+    if (c->s->p.origin) {
         c->reply.status = 204;
-    else
+        put_may_send(c);
+    } else {
         srv_reply_error(&c->reply, 403, NULL, NULL, "web pages of other origins may not call");
+    }
 }
 
 static enum MHD_Result count_head(void *cls, enum MHD_ValueKind kind, const char *key,
@@ -296,6 +336,7 @@ static void check_length(srv_call *c)
 
 bool srv_guard(srv_call *c, const char *method, const char *path)
 {
+    find_path(c, path);
     c->reply.last = is_ambiguous(c); /* where the next one begins, nobody can say */
     if (c->reply.last)
         srv_reply_error(&c->reply, 400, NULL, NULL, "Host, or the body's length, is given twice");

@@ -96,6 +96,22 @@ void srv_put_messages_error(kvd_buf *b, int status, const char *msg)
     kvd_buf_puts(b, "},\"request_id\":null}");
 }
 
+/* For the log: never the message, in which there may be what somebody wrote. */
+static void put_why(srv_reply *r, const char *param, const char *code)
+{
+    char quoted[sizeof(r->why) - sizeof(" (\"\")") + 1];
+
+    if (param) {
+        srv_log_quote(param, strlen(param), quoted, sizeof(quoted));
+        snprintf(r->why, sizeof(r->why), " (\"%s\")", quoted);
+    } else {
+        snprintf(r->why, sizeof(r->why), " (%s)",
+                 code          ? code
+                 : r->messages ? messages_type_of(r->status)
+                               : type_of(r->status));
+    }
+}
+
 void srv_reply_error(srv_reply *r, int status, const char *param, const char *code, const char *fmt,
                      ...)
 {
@@ -107,6 +123,7 @@ void srv_reply_error(srv_reply *r, int status, const char *param, const char *co
     va_end(ap);
     r->status   = status;
     r->body.len = 0;
+    put_why(r, param, code);
     if (r->messages)
         srv_put_messages_error(&r->body, status, msg);
     else

@@ -7,6 +7,8 @@
 const srv_route srv_routes[] = {
     { "GET", "/health", true, false, srv_route_health },
     { "GET", "/v1/health", true, false, srv_route_health },
+    { "HEAD", "/health", true, false, srv_route_health },
+    { "HEAD", "/v1/health", true, false, srv_route_health },
     { "GET", "/v1/models", false, false, srv_route_models },
     { "GET", "/models", false, false, srv_route_models },
     { "GET", "/v1/models/", false, false, srv_route_model },
@@ -15,6 +17,7 @@ const srv_route srv_routes[] = {
     { "GET", "/slots", false, false, srv_route_slots },
     { "GET", "/map", false, false, srv_route_map },
     { "GET", "/", true, false, srv_route_page },
+    { "HEAD", "/", true, false, srv_route_page },
     { "GET", "/page/page.css", true, false, srv_route_page },
     { "GET", "/page/page.js", true, false, srv_route_page },
     { "GET", "/page/chat.js", true, false, srv_route_page },

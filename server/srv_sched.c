@@ -14,7 +14,8 @@
 
 #define AGE_NS     60e9 /* after which what an idle slot holds counts half */
 #define WANTED_MIN 32u  /* tokens that a slot has in common with a prompt, to be kept for it */
-#define PASSED_MAX 8u   /* times that others go before one for what a slot holds */
+#define COUNTED    UINT32_MAX
+#define PASSED_MAX 8u /* times that others go before one for what a slot holds */
 
 /* ---- queue --------------------------------------------------------------------------------- */
 
@@ -51,13 +52,74 @@ static bool is_over(const srv_job *j)
     return j->over || atomic_load_explicit(&j->canceled, memory_order_relaxed);
 }
 
+/* Slots that nobody has, but those that inputs of jobs that run will take: each one that no choice
+ * of it has, while one waits. */
+static uint32_t count_open(srv_engine *e)
+{
+    uint32_t n_free = 0, n_next = 0;
+
+    for (uint32_t i = 0; i < e->p.n_seq; i++)
+        n_free += !e->slot[i].gen;
+    for (srv_gen *g = e->queue; g; g = g->next)
+        if (may_run(g) && g->job->usage.queue_ns && !is_over(g->job)) {
+            g->job->n_running[g->input] = COUNTED;
+            n_next++;
+        }
+    for (srv_gen *g = e->queue; g; g = g->next)
+        if (g->job->n_running[g->input] == COUNTED)
+            g->job->n_running[g->input] = 0;
+    return n_next < n_free ? n_free - n_next : 0;
+}
+
+void srv_sched_count_open(srv_engine *e)
+{
+    const uint32_t n = count_open(e);
+
+    pthread_mutex_lock(&e->lock);
+    e->n_open = n;
+    pthread_mutex_unlock(&e->lock);
+}
+
+bool srv_sched_may_wait(srv_engine *e, srv_job *j)
+{
+    uint32_t n_open = e->n_open, n_beyond = 0;
+
+    for (const srv_job *w = e->waiting; w; w = w->next_waiting) {
+        n_beyond += n_open == 0;
+        n_open -= w->req.n_input < n_open ? w->req.n_input : n_open;
+    }
+    if (n_open == 0 && n_beyond >= e->p.n_queue)
+        return false;
+    j->prev_waiting = e->waiting_last;
+    j->next_waiting = NULL;
+    if (j->prev_waiting)
+        j->prev_waiting->next_waiting = j;
+    else
+        e->waiting = j;
+    e->waiting_last = j;
+    e->n_waiting++;
+    return true;
+}
+
 void srv_sched_stop_waiting(srv_engine *e, srv_job *j)
 {
+    uint32_t n_open;
+
     if (j->usage.queue_ns)
         return;
     j->usage.queue_ns = kvd_now_ns() - j->submit_ns + 1;
+    n_open            = count_open(e); /* its other inputs are among them from now on */
     pthread_mutex_lock(&e->lock);
+    if (j->prev_waiting)
+        j->prev_waiting->next_waiting = j->next_waiting;
+    else
+        e->waiting = j->next_waiting;
+    if (j->next_waiting)
+        j->next_waiting->prev_waiting = j->prev_waiting;
+    else
+        e->waiting_last = j->prev_waiting;
     e->n_waiting--;
+    e->n_open = n_open;
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -73,6 +135,8 @@ static void cancel(srv_engine *e, srv_job *j)
 
 void srv_sched_drop_canceled(srv_engine *e)
 {
+    bool dropped = false;
+
     for (uint32_t i = 0; i < e->p.n_seq; i++) {
         srv_gen *g = e->slot[i].gen;
 
@@ -89,7 +153,10 @@ void srv_sched_drop_canceled(srv_engine *e)
         cancel(e, g->job);
         unlink_gen(e, g);
         srv_gen_free(g);
+        dropped = true;
     }
+    if (dropped)
+        srv_sched_count_open(e);
 }
 
 /* ---- slots --------------------------------------------------------------------------------- */
@@ -140,7 +207,8 @@ void srv_sched_drop_idle(srv_engine *e)
             cut(e, &e->slot[i], 0);
 }
 
-void srv_sched_release(srv_engine *e, srv_slot *s)
+/* again: it waits for a slot once more, which is counted then. */
+static void give_up(srv_engine *e, srv_slot *s, bool again)
 {
     if (s->gen->state == SRV_GEN_PROMPT) /* what there is of the prompt stays, but it has ended */
         (void)!kvd_seq_truncate(e->p.session, (uint32_t)(s - e->slot), s->n, NULL);
@@ -148,6 +216,13 @@ void srv_sched_release(srv_engine *e, srv_slot *s)
     s->gen     = NULL;
     s->used_ns = kvd_now_ns();
     e->stale   = e->p.cached;
+    if (!again)
+        srv_sched_count_open(e);
+}
+
+void srv_sched_release(srv_engine *e, srv_slot *s)
+{
+    give_up(e, s, false);
 }
 
 static void mark_wanted(srv_engine *e)
@@ -249,9 +324,10 @@ static void preempt(srv_engine *e, srv_slot *s)
     kvd_log(KVD_LOG_INFO, "%s: preempted after %u tokens, another needs its memory", g->job->id,
             s->n);
     e->counts.n_preempted++;
-    srv_sched_release(e, s);
+    give_up(e, s, true);
     cut(e, s, 0);
     srv_sched_enqueue(e, g, true);
+    srv_sched_count_open(e);
 }
 
 void srv_sched_make_room(srv_engine *e)
@@ -417,15 +493,18 @@ static void start(srv_engine *e, srv_gen *g, srv_slot *s)
     kvd_status st    = srv_gen_open(g, e->p.model, e->p.n_ctx, &err);
 
     e->counts.n_started += first;
-    srv_sched_stop_waiting(e, g->job);
-    if (first)
-        srv_hist_add(&e->counts.queue, g->job->usage.queue_ns);
     unlink_gen(e, g);
     g->state    = SRV_GEN_PROMPT;
     g->order    = e->n_order++;
     g->start_ns = kvd_now_ns();
     s->gen      = g;
     g->job->n_running[g->input]++;
+    if (first) {
+        srv_sched_stop_waiting(e, g->job); /* in the moment that its slot is taken */
+        srv_hist_add(&e->counts.queue, g->job->usage.queue_ns);
+    } else {
+        srv_sched_count_open(e);
+    }
     cut(e, s, kept_of(e, s, g));
     if (st == KVD_OK)
         st = begin_prompt(e, s, g, &err);

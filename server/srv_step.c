@@ -14,8 +14,8 @@ void srv_tell(srv_engine *e, srv_job *j, srv_event *ev)
         srv_job_add(j, ev);
     } else {
         srv_job_lose(j);
-        srv_sched_stop_waiting(e, j);
         j->over = true;
+        srv_sched_stop_waiting(e, j);
     }
     e->p.told(e->p.ctx, j);
 }
@@ -72,9 +72,9 @@ void srv_step_fail(srv_engine *e, srv_job *j, int status, const char *msg)
     if (ev)
         ev->status = status;
     e->counts.n_failed++;
+    j->over = true; /* its generations go next */
     srv_sched_stop_waiting(e, j);
     srv_tell(e, j, ev);
-    j->over = true; /* its generations go next */
 }
 
 void srv_step_fail_err(srv_engine *e, srv_job *j, const kvd_err *err)

@@ -115,6 +115,11 @@ kvd_status kv_disk_verify(kv_disk *d, uint64_t *n_ok, uint64_t *n_bad, kvd_err *
     return st;
 }
 
+kvd_status kv_disk_verify_catalog(kv_disk *d, kvd_err *err)
+{
+    return kv_disk_cat_verify(d, err);
+}
+
 /* ---- clear, gc -------------------------------------------------------------------- */
 
 /* Evicts while there is something to evict and `more` says so. */

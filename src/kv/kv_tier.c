@@ -337,6 +337,11 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
     s->counts.disk_put_wait_ns += t1 - t0;
     kvd_trace_add(s->params.trace, KVD_TRACE_IO_WAIT, t0, t1, KVD_TRACE_NOWHERE, 0);
     st = kv_cache_find(s, seq, end * KV_BLOCK_TOKENS, true, &m, err);
+    /* Nothing was refused, and yet they are not there: a catalogue whose tables contradict each
+     * other says nothing of it by itself, and would not find them the next time either. */
+    if (st == KVD_OK && m.n_token < (uint64_t)end * KV_BLOCK_TOKENS && !*why.msg &&
+        !*s->cache->told)
+        (void)!kv_disk_verify_catalog(s->cache->disk, &why);
     if (st == KVD_OK && m.n_token < (uint64_t)end * KV_BLOCK_TOKENS)
         st =
             kvd_fail(err, KVD_E_FULL, 0,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fault.c - linked into kvdrive_fault: a device that goes wrong.  SIGUSR1: the next evaluation
- * fails for good, or one that hangs; SIGUSR2: the next one hangs; SIGWINCH: an allocation fails,
- * the first, and with each further signal one later.  SIGRTMIN + n: the disk gives n / 2 MB/s (0:
- * what it can, 9: 50), SIGRTMIN + 10 + n: a prompt's token takes n tenths of a millisecond, so that
- * which of them is faster does not depend on the machine.  The linker puts this in the place of
- * what it slows. */
+ * fails for good, or one that hangs; SIGUSR2: the next one hangs, and says so; SIGWINCH: an
+ * allocation fails, the first, and with each further signal one later.  SIGRTMIN + n: the disk
+ * gives n / 2 MB/s (0: what it can, 9: 50), SIGRTMIN + 10 + n: a prompt's token takes n tenths of a
+ * millisecond, so that which of them is faster does not depend on the machine.  The linker puts
+ * this in the place of what it slows. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -13,6 +13,7 @@
 #include "os/os.h"
 
 #define RATES 10 /* and times */
+#define HANGS "fault: a step hangs\n"
 
 static atomic_int fault, disk_speed, token_us;
 
@@ -70,6 +71,8 @@ kvd_status __wrap_model_embed(const model *m, const model_run *r, const int32_t 
 kvd_status __wrap_kvd_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
 {
     usleep(2000); /* steps of a tiny model are too short for anything to come in between */
+    if (fault == SIGUSR2)
+        (void)!write(STDERR_FILENO, HANGS, sizeof(HANGS) - 1);
     while (fault == SIGUSR2)
         usleep(10000);
     if (fault == SIGUSR1)

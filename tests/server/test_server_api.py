@@ -77,13 +77,19 @@ def test_methods_that_are_taken():
     table = re.findall(r'\{ "([A-Z]+)", "([^"]+)",', text)
     with Server() as s:
         for method, path in table:
+            taken = [m for m, p in table if p == path]
             path += "tiny" if path == "/v1/models/" else ""
-            for other in {"GET", "POST", "DELETE", "PUT", "HEAD"} - {method}:
+            for other in {"GET", "POST", "DELETE", "PUT", "HEAD"} - set(taken):
                 status, headers, _ = s.call(other, path)
-                assert (status, headers["Allow"]) == (405, method), (other, path, status)
+                assert (status, headers["Allow"]) == (405, ", ".join(taken)), (other, path, status)
             if method == "GET":
                 assert s.call(method, path)[1]["Allow"] is None
         assert s.call("PUT", "/nothing")[1]["Allow"] is None
+        for path in ("/health", "/v1/health", "/"):  # those that look whether it is there
+            (_, want, data), (status, got, none) = s.call("GET", path), s.call("HEAD", path)
+            assert status == 200 and data and none == b"", (path, status, none)
+            assert {k: v for k, v in got.items() if k != "Date"} == \
+                {k: v for k, v in want.items() if k != "Date"}, (path, got.items())
     with Server(env={"KVDRIVE_API_KEY": "sk-x"}) as s:
         status, headers, _ = s.call("PUT", "/v1/models")
         assert status == 401 and headers["Allow"] is None

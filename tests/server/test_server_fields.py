@@ -297,7 +297,7 @@ def test_routes_know_what_the_others_have():
 
 def test_routes_are_documented():
     section = (ROOT / "docs" / "server.md").read_text().split("\n## Routes\n")[1].split("\n## ")[0]
-    told = {tuple(x.split()) for x in re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", section)}
+    told = {tuple(x.split()) for x in re.findall(r"`((?:GET|HEAD|POST|DELETE) /[^`]*)`", section)}
     for line in section.splitlines():  # further names in the same cell are of the same method
         method = re.match(r"\| `(\w+) /", line)
         for path in re.findall(r"`(/[^`]*)`", line.split("|")[1]) if method else ():

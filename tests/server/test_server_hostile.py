@@ -196,5 +196,49 @@ def test_headers_of_two_meanings():
         c.close()
 
 
+def all_of(c):
+    """What comes until the end."""
+    got = b""
+    try:
+        while more := c.recv(4096):
+            got += more
+    except ConnectionResetError:
+        pass
+    c.close()
+    return got
+
+
+def test_malformed_heads_get_one_answer():
+    """What the HTTP library refuses by itself has one head, and an error like others; connections
+    beside it that are in the middle of theirs go on."""
+    fine = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with Server() as s:
+        half = [s.raw(fine[:n]) for n in (3, 25, len(fine) - 2)]
+        for line, heads, want, told in (
+                (b"GET /health", b"", 400, "Host"), (b"POST /tokenize", b"X: y\r\n", 400, "Host"),
+                *((b"POST /tokenize", b"Host: localhost\r\nContent-Length:" + n + b"\r\n", status,
+                   name) for n, status, name in (
+                       (b" abc", 400, "Content-Length"), (b" -1", 400, "Content-Length"),
+                       (b" 0x10", 400, "Content-Length"), (b" 1 2", 400, "Content-Length"),
+                       (b"", 400, "Content-Length"), (b" " + b"9" * 30, 413, "at most"))),
+                (b"GET /health", b"Host: localhost\r\nCookie: " + b"c" * 9000 + b"\r\n", 431,
+                 "cookies")):
+            for before in (b"", fine):
+                got = all_of(s.raw(before + line + b" HTTP/1.1\r\n" + heads + b"\r\n"))
+                assert got.count(b"HTTP/1.1 ") == (2 if before else 1), (heads[:60], got)
+                head, _, body = got[got.rindex(b"HTTP/1.1 "):].partition(b"\r\n\r\n")
+                assert int(head.split()[1]) == want and b"Connection: close" in head, got
+                assert f"Content-Length: {len(body)}".encode() in head, got
+                assert told in json.loads(body)["error"]["message"], (heads[:60], body)
+        got = all_of(s.raw(b"POST /v1/messages HTTP/1.1\r\n\r\n"))
+        assert json.loads(got.partition(b"\r\n\r\n")[2])["type"] == "error", got
+        for c, n in zip(half, (3, 25, len(fine) - 2)):
+            c.sendall(fine[n:].replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+                      if n < 30 else fine[n:])
+            assert b" 200 " in c.recv(100)
+            c.close()
+        assert s.get("/health") == {"status": "ok"}
+
+
 if __name__ == "__main__":
     main(globals())

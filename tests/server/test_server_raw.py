@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import signal
 import socket
 import struct
 import threading
@@ -246,6 +247,54 @@ def test_queue_limit():
             c.close()
         s.wait_idle()
         s.post(COMPLETION, {"prompt": "x", "max_tokens": 2})
+
+
+def test_free_slots_are_no_queue():
+    """What a free slot is for waits for the engine alone, and does not count: one for all choices
+    of a prompt, one for each prompt of a batch.  The engine hangs in a step meanwhile."""
+    ask = {**ENDLESS, "stream": False}
+    for queue, takes in ((1, ({}, {}, {})), (1, ({"n": 3}, {"prompt": ["a", "b"]})),
+                         (2, ({"prompt": ["a"] * 9},))):
+        with Server("--parallel", "4", "--queue", str(queue), program=FAULT) as s:
+            s.exits = (-signal.SIGKILL,)
+            held = [s.raw_post(COMPLETION, ENDLESS)]
+            until(held[0], b"data: ")
+            s.process.send_signal(signal.SIGUSR2)
+            s.wait_for(lambda: "fault: a step hangs" in s.lines)
+            try:
+                for i, more in enumerate((*takes, *[{}] * queue)):
+                    held.append(s.raw_post(COMPLETION, {**ask, **more}))
+                    s.wait_for(lambda: s.slots()["waiting"] == i + 1)
+                status, headers, data = s.call("POST", COMPLETION, {**LONG, "stream": False})
+                assert status == 429 and headers["Retry-After"], (takes, status, data)
+            finally:
+                s.process.kill()
+                s.process.wait(30 * SLOW)
+            for c in held:
+                c.close()
+
+
+def test_as_many_as_there_is_room_for():
+    """Whom the end was told finds the slot free, or his place in the queue: of as many clients as
+    both take, and one request of each at a time, none is turned away."""
+    def ask(s, statuses, more):
+        for _ in range(40):
+            statuses.append(s.call("POST", COMPLETION, {"prompt": "x", "max_tokens": 2, **more})[0])
+
+    with Server("--parallel", "2", "--queue", "1") as s:
+        for clients in ([{}] * 3, [{"prompt": ["a", "b", "c"]}, {"n": 3, "max_tokens": 9}]):
+            held = [s.raw_post(COMPLETION, {**ENDLESS, "n": 2}) for _ in range(2)]
+            for c in held:  # and they find those of who has left
+                until(c, b"data: ")
+                c.close()
+            s.wait_idle()
+            statuses = []
+            threads = [threading.Thread(target=ask, args=(s, statuses, more)) for more in clients]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            assert statuses == [200] * 40 * len(clients), statuses
 
 
 def test_limits():

@@ -163,6 +163,31 @@ def test_host_and_origin():
         assert s.call("POST", "/tokenize", {"content": "x"}, headers=evil)[0] == 403
 
 
+def test_headers_that_web_pages_may_send():
+    """Of those that a preflight asks for the ones of the official clients, and nothing else;
+    without a question the usual ones."""
+    stainless = [f"x-stainless-{x}" for x in ("arch", "lang", "os", "package-version", "runtime",
+                                              "retry-count", "runtime-version", "timeout")]
+    with Server("--cors-origin", "https://chat.example") as s:
+        def told(asked=None):
+            asked = {} if asked is None else {"Access-Control-Request-Headers": asked}
+            status, headers, _ = s.call("OPTIONS", "/v1/chat/completions",
+                                        headers={"Origin": "https://chat.example", **asked})
+            assert status == 204
+            return headers["Access-Control-Allow-Headers"].split(", ")
+
+        usual = ["authorization", "content-type", "x-api-key", "anthropic-version"]
+        for names in (["authorization", "content-type", *stainless], [
+                "anthropic-dangerous-direct-browser-access", "anthropic-beta",
+                "openai-organization", "openai-project", "openai-beta", "user-agent"], usual):
+            assert told(",".join(names)) == told(" , ".join(names)) == names
+        assert told() == told("x-evil, cookie") == told("") == usual
+        assert told("x-evil,content-type,x-stainless-,x-stainless-a\x0bb,x-stainless-a;b,"
+                    "content-type2,content") == ["content-type"]
+        many = told(",".join(f"x-stainless-{i:0>100}" for i in range(20)) + ",authorization")
+        assert len(", ".join(many)) < 512 and many[-1] == "authorization" and len(many) == 5, many
+
+
 def test_paths_in_the_log():
     """That of a route that is not there, and of no other: so long, and as characters that can be
     nothing else; never a query."""
@@ -209,6 +234,29 @@ def test_origins_that_browsers_send():
         code, text = told(origin)
         assert code == 2 and f"--cors-origin '{origin}'" in text, (origin, code, text)
         assert "https://chat.example" in text or "leave" in text, text
+
+
+def test_why_in_the_log():
+    """What an error is about, else its kind, and the route; nothing of what was sent."""
+    with Server("--parallel", "1") as s:
+        for call, told in (
+                ((s.call, "POST", "/v1/chat/completions", {"messages": [{"role": "sec ret"}]}),
+                 '/v1/chat/completions: status 400 ("messages[0].role"), '),
+                ((s.call, "POST", "/v1/messages", {"messages": 5, "max_tokens": 1}),
+                 '/v1/messages: status 400 ("messages"), '),
+                ((s.call, "POST", "/tokenize", "secret"),
+                 "/tokenize: status 400 (invalid_request_error), "),
+                ((s.call, "POST", "/v1/completions", {"prompt": [67] * 5000}),
+                 '/v1/completions: status 400 ("prompt"), '),
+                ((s.call, "GET", "/health", None, {"Origin": "http://secret"}),
+                 "/health: status 403 (permission_error), "),
+                ((s.call, "OPTIONS", "/v1/models", None, {"Origin": "http://secret"}),
+                 "/v1/models: status 403 (permission_error), "),
+                ((s.call, "PUT", "/v1/models/secret"),
+                 "/v1/models/: status 405 (invalid_request_error), ")):
+            assert call[0](*call[1:])[0] >= 400
+            s.wait_for(lambda: any(f" info {told}" in line for line in s.lines))
+        assert "sec" not in "".join(s.lines)
 
 
 def test_prompts_stay_out_of_the_log():
