@@ -171,7 +171,7 @@ def test_device_fails():
 def test_requests_of_the_failing_step():
     """All that the queue takes while a step runs are told when it fails."""
     n = 100
-    with Server("--parallel", "2", "--queue", str(n), program=FAULT) as s:
+    with Server("--parallel", "1", "--queue", str(n), program=FAULT) as s:
         s.exits = (1,)
         calls = [hang(s)]
         calls += [in_thread(lambda: s.call("POST", COMPLETION, {"prompt": "x", "max_tokens": 1}))
