@@ -186,8 +186,7 @@ const kvd_opt cli_options[] = {
       "environment, or api-key in a configuration file, is the key itself" },
     { "api-key", "", KVD_OPT_SECRET, "KEY", NULL, NOLIM, CMD_SERVE,
       "give the key as KVDRIVE_API_KEY in the environment, or in a file (--api-key-file, or "
-      "api-key "
-      "in a configuration file)" },
+      "api-key in a configuration file)" },
     { "without-key", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_SERVE,
       "serve beyond loopback although there is no key: whoever reaches the port may use it" },
     { "cors-origin", "", KVD_OPT_TEXT, "ORIGIN", NULL, NOLIM, CMD_SERVE,

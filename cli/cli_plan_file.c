@@ -47,14 +47,15 @@ static kvd_status check_budget(kvd_attention_params *a, const plan_file *f, cons
 }
 
 /* Reads the file as a plan for this model, and no other. */
-static kvd_status read_plan(plan_file *f, const char *path, const kvd_attention_params *a,
+static kvd_status read_plan(plan_file *f, const kvd_attention_params *a,
                             const kvd_session_params *p, const kvd_model *m, const kvd_opts *o,
                             kvd_err *err)
 {
-    kvd_buf    text = { 0 };
-    kvd_err    why  = { 0 };
-    plan_key   key;
-    kvd_status st = cli_read_option(o, "plan", PLAN_FILE_MAX_BYTES, &text, err);
+    const char *path = kvd_opts_text(o, "plan");
+    kvd_buf     text = { 0 };
+    kvd_err     why  = { 0 };
+    plan_key    key;
+    kvd_status  st = cli_read_option(o, "plan", PLAN_FILE_MAX_BYTES, &text, err);
 
     if (st == KVD_OK) {
         st = plan_file_read(f, text.data ? text.data : "", text.len, NULL, &why);
@@ -123,7 +124,7 @@ kvd_status cli_plan_apply(cli_plan_use *out, kvd_attention_params *a, kvd_sessio
     *out = (cli_plan_use){ 0 };
     if (!path)
         return KVD_OK;
-    st = read_plan(&f, path, a, p, m, o, err);
+    st = read_plan(&f, a, p, m, o, err);
     if (st == KVD_OK)
         st = check_budget(a, &f, o, path, err);
     if (st == KVD_OK)

@@ -337,12 +337,11 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
     s->counts.disk_put_wait_ns += t1 - t0;
     kvd_trace_add(s->params.trace, KVD_TRACE_IO_WAIT, t0, t1, KVD_TRACE_NOWHERE, 0);
     st = kv_cache_find(s, seq, end * KV_BLOCK_TOKENS, true, &m, err);
-    /* Nothing was refused, and yet they are not there: a catalogue whose tables contradict each
-     * other says nothing of it by itself, and would not find them the next time either. */
-    if (st == KVD_OK && m.n_token < (uint64_t)end * KV_BLOCK_TOKENS && !*why.msg &&
-        !*s->cache->told)
-        (void)!kv_disk_verify_catalog(s->cache->disk, &why);
-    if (st == KVD_OK && m.n_token < (uint64_t)end * KV_BLOCK_TOKENS)
+    if (st == KVD_OK && m.n_token < (uint64_t)end * KV_BLOCK_TOKENS) {
+        /* Nothing was refused, and yet they are not there: a catalogue whose tables contradict each
+         * other says nothing of it by itself, and would not find them the next time either. */
+        if (!*why.msg && !*s->cache->told)
+            (void)!kv_disk_verify_catalog(s->cache->disk, &why);
         st =
             kvd_fail(err, KVD_E_FULL, 0,
                      "the host tier (--kv-host) is full and the disk tier has not taken the blocks "
@@ -351,6 +350,7 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
                      *why.msg          ? why.msg
                      : *s->cache->told ? s->cache->told
                                        : "they are not found");
+    }
     if (st == KVD_OK)
         kv_tier_bind_match(s, seq, &m, end);
     kv_disk_match_close(s->cache->disk, &m);
