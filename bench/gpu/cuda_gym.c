@@ -221,9 +221,8 @@ static void time_products(void)
         if (only_type && strcmp(only_type, kvd_dtype_name((uint32_t)type[t])) != 0)
             continue;
         for (uint32_t i = 0; i < (main_type ? KVD_COUNTOF(shape) : 2); i++)
-            time_matmul(type[t], shape[i][0], shape[i][1], 1, w, x, y);
-        for (uint32_t n = 2; n <= 8; n *= 2)
-            time_matmul(type[t], 14336, 4096, n, w, x, y);
+            for (uint32_t n = 1; n <= 8; n *= 2)
+                time_matmul(type[t], shape[i][0], shape[i][1], n, w, x, y);
         for (uint32_t n = 1; n <= (main_type || type[t] == KVD_DTYPE_Q8_0 ? 8 : 0); n *= 2)
             time_step(type[t], n, w, x, y);
     }

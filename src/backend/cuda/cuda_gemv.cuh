@@ -3,8 +3,8 @@
  *
  *   gemv_kernel   a warp takes a row and all tokens, in floats, whatever the alignment; quantised
  *                 weights where floats are asked for
- *   once_kernel   (cuda_gemv_once.cuh) one token by unquantised weights
- *   mma_kernel    (cuda_gemv_mma.cuh) two or more tokens by unquantised weights: tensor cores
+ *   once_kernel   (cuda_gemv_once.cuh) one or two tokens by unquantised weights
+ *   mma_kernel    (cuda_gemv_mma.cuh) more tokens by unquantised weights: tensor cores
  *   tile_kernel   (cuda_gemv_tile.cuh) quantised weights: tensor cores, in integers
  *   one_kernel    (cuda_gemv_one.cuh) the same for one token, from compute capability 9.0 on
  *
@@ -17,10 +17,11 @@
 #include "backend/cuda/cuda_dequant.cuh"
 #include "backend/cuda/cuda_launch.cuh"
 
-#define GEMV_THREADS 256u
-#define GEMV_WARPS   (GEMV_THREADS / 32)
-#define GEMV_TOKENS  8u
-#define GEMV_UNIT    256u /* columns that share a scale of activations */
+#define GEMV_THREADS     256u
+#define GEMV_WARPS       (GEMV_THREADS / 32)
+#define GEMV_TOKENS      8u
+#define GEMV_ONCE_TOKENS 2u   /* that once_kernel takes */
+#define GEMV_UNIT        256u /* columns that share a scale of activations */
 
 #define GEMV_OWN_COLS 16384u /* whose integers a block makes, at most */
 
@@ -40,7 +41,7 @@ typedef struct gemv_args {
     bool           ints;    /* activations are taken in integers (cuda_gemv_ints.cuh) */
     uint64_t       x_stride;
     const float   *x;
-    const float   *norm; /* of what becomes integers: weights, or NULL */
+    const float   *norm; /* of x, in mma_kernel or where it becomes integers: weights, or NULL */
     float          norm_eps;
     uint4         *xq; /* the integers; NULL: the product makes them, of one token */
     gemv_scale    *xd; /* [unit][8 tokens] */
@@ -149,10 +150,11 @@ static __device__ __forceinline__ float gemv_ahead(const gemv_args &a, uint32_t 
     return !a.swiglu && gemv_mine<ROWS>(a, block, &row, &token) ? gemv_before(a, row, token) : 0.0f;
 }
 
-/* Sums of a block's warps, in their order. */
+/* Sums of a block's warps, in their order, times what the norm ahead makes of the thread's token.
+ */
 template <uint32_t ROWS>
 static __device__ __forceinline__ void gemv_finish(const gemv_args &a, uint32_t block,
-                                                   const float (*part)[ROWS][GEMV_TOKENS],
+                                                   const float (*part)[ROWS][GEMV_TOKENS], float by,
                                                    float before)
 {
     const uint32_t at = threadIdx.x / GEMV_TOKENS;
@@ -161,10 +163,10 @@ static __device__ __forceinline__ void gemv_finish(const gemv_args &a, uint32_t 
     if (!gemv_mine<ROWS>(a, block, &row, &token))
         return;
     if (a.swiglu)
-        gemv_put_swiglu(a, row, token, gemv_total<ROWS>(part, at, token),
-                        gemv_total<ROWS>(part, at + ROWS / 2, token));
+        gemv_put_swiglu(a, row, token, gemv_total<ROWS>(part, at, token) * by,
+                        gemv_total<ROWS>(part, at + ROWS / 2, token) * by);
     else
-        gemv_put(a, row, token, gemv_total<ROWS>(part, at, token), before);
+        gemv_put(a, row, token, gemv_total<ROWS>(part, at, token) * by, before);
 }
 
 /* How many blocks of ROWS rows a launch has. */
@@ -179,9 +181,9 @@ typedef enum gemv_float_way { GEMV_WAY_ROWS, GEMV_WAY_ONCE, GEMV_WAY_MMA } gemv_
 /* One way for any number of tokens where a token's bits may not depend on it. */
 static inline gemv_float_way gemv_float_choose(const cuda_backend *be, const gemv_args &a)
 {
-    if (!a.aligned || (uintptr_t)a.x % 16 != 0 || a.x_stride % 4 != 0)
+    if (!a.aligned || ((uintptr_t)a.x | (uintptr_t)a.norm) % 16 != 0 || a.x_stride % 4 != 0)
         return GEMV_WAY_ROWS;
-    if (a.n_token > 1 || be->deterministic)
+    if (a.n_token > GEMV_ONCE_TOKENS || be->deterministic)
         return GEMV_WAY_MMA;
     return GEMV_WAY_ONCE;
 }

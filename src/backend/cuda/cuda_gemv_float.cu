@@ -11,10 +11,7 @@ static void float_product(const cuda_backend *be, const gemv_args &a, cudaStream
         once_choose<T>(be, a, s);
         break;
     case GEMV_WAY_MMA:
-        if (a.n_row >= 64 * be->n_sm)
-            mma_launch<T, 2>(be, a, s);
-        else
-            mma_launch<T, 1>(be, a, s);
+        mma_choose<T>(be, a, s);
         break;
     default:
         if (a.aligned)

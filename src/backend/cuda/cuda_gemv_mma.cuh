@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_gemv_mma.cuh - up to 8 tokens by unquantised weights, on tensor cores.
+/* cuda_gemv_mma.cuh - 3 to 8 tokens by unquantised weights, on tensor cores.
  *
- * A block takes 16 rows (MMA_TILES times) and its warps share the columns.  Operands are tf32,
- * which holds 16-bit weights exactly; activations, and 32-bit weights, are split in two (the upper
- * 11 bits, and the rest), so products have nearly the precision of floats. Which column lands where
- * in an instruction is free as long as both operands agree: a lane loads 16 bytes of a row, E
- * neighbouring weights, and uses two of them in each step of 8 columns. */
+ * A block takes 16 rows and its warps share the columns.  Operands are tf32, which holds 16-bit
+ * weights exactly; activations, and 32-bit weights, are split in two (the upper 11 bits, and the
+ * rest), so products have nearly the precision of floats.  Which column lands where in an
+ * instruction is free as long as both operands agree: a lane loads 16 bytes of a row, E
+ * neighbouring weights, and uses two of them in each step of 8 columns.
+ *
+ * A norm ahead is part of it: y = (sum of w x g) / rms(x), with sums of squares made beside. */
 #ifndef KVD_CUDA_GEMV_MMA_CUH
 #define KVD_CUDA_GEMV_MMA_CUH
 
 #include "backend/cuda/cuda_gemv.cuh"
+
+#define MMA_ROWS 16u /* of a block */
 
 /* a[0], a[1]: rows lane / 4 and 8 further at column lane % 4, a[2], a[3] at 4 further; d: row
  * lane / 4, tokens 2 (lane % 4) and 1 further, then 8 rows further. */
@@ -82,22 +86,30 @@ template <uint32_t E> static __device__ __forceinline__ void mma_x(const float *
     }
 }
 
-/* 16 bytes of each row, E columns of a lane from x on. */
-template <kvd_dtype T, uint32_t TILES, uint32_t E>
-static __device__ __forceinline__ void mma_step(const uint4 w[2 * TILES], const float *x,
-                                                float d[TILES][4])
+/* 16 bytes of each row, E columns of a lane from x on; norm: what those are to be scaled by. */
+template <kvd_dtype T, uint32_t E, bool NORM>
+static __device__ __forceinline__ void mma_step(const uint4 w[2], const float *x, const float *norm,
+                                                bool there, float d[4], float *square)
 {
     float v[E];
 
     mma_x<E>(x, v);
+    if constexpr (NORM) {
+        float g[E];
+
+        mma_x<E>(norm, g);
+#pragma unroll
+        for (uint32_t i = 0; i < E; i++) {
+            *square = fmaf(v[i], there ? v[i] : 0.0f, *square);
+            v[i] *= g[i];
+        }
+    }
 #pragma unroll
     for (uint32_t j = 0; j < E / 2; j++) {
         uint32_t high[2], low[2];
         mma_split(v[2 * j], &high[0], &low[0]);
         mma_split(v[2 * j + 1], &high[1], &low[1]);
-#pragma unroll
-        for (uint32_t i = 0; i < TILES; i++)
-            mma_pair<T>(d[i], &w[2 * i], j, high, low);
+        mma_pair<T>(d, w, j, high, low);
     }
 }
 
@@ -119,54 +131,87 @@ static __device__ __forceinline__ uint4 mma_load(const uint8_t *row, uint32_t e,
     return v;
 }
 
-/* Lanes without a token compute another's, so that nothing depends on that. */
-template <kvd_dtype T, uint32_t TILES>
-static __global__ void __launch_bounds__(GEMV_THREADS, 2)
+/* The lane's token's scale, of all of the block's squares. */
+static __device__ __forceinline__ float mma_norm(const gemv_args &a, float square,
+                                                 float (*part)[GEMV_TOKENS])
+{
+    const uint32_t lane = threadIdx.x % 32;
+    float          sum  = 0.0f;
+
+    square += __shfl_xor_sync(0xffffffffu, square, 1);
+    square += __shfl_xor_sync(0xffffffffu, square, 2);
+    if (lane % 4 == 0)
+        part[threadIdx.x / 32][lane / 4] = square;
+    __syncthreads();
+#pragma unroll
+    for (uint32_t w = 0; w < GEMV_WARPS; w++)
+        sum += part[w][threadIdx.x % GEMV_TOKENS];
+    return rsqrtf(sum / (float)a.n_col + a.norm_eps);
+}
+
+/* LOADS of 16 bytes of each of a lane's two rows are on their way at once, of BLOCKS on a
+ * multiprocessor; what has been used is asked for anew at once.  Lanes without a token compute
+ * another's, so that nothing depends on that. */
+template <kvd_dtype T, uint32_t LOADS, uint32_t BLOCKS, bool NORM>
+static __global__ void __launch_bounds__(GEMV_THREADS, BLOCKS)
     mma_kernel(const __grid_constant__ gemv_args a)
 {
-    constexpr uint32_t E = T == KVD_DTYPE_F32 ? 4 : 8, U = 4 / TILES, ROWS = 16 * TILES;
-    constexpr uint32_t STEP = 4 * E, NEXT = GEMV_WARPS * U * STEP; /* columns */
-    __shared__ float   part[GEMV_WARPS][ROWS][GEMV_TOKENS];
+    constexpr uint32_t E = T == KVD_DTYPE_F32 ? 4 : 8, STEP = 4 * E; /* columns */
+    constexpr uint32_t NEXT = GEMV_WARPS * LOADS * STEP;
+    __shared__ float   part[GEMV_WARPS][MMA_ROWS][GEMV_TOKENS], squares[GEMV_WARPS][GEMV_TOKENS];
     const uint32_t     lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
-    const uint8_t     *row[2 * TILES];
-    uint4              w[U][2 * TILES];
-    float              d[TILES][4] = {};
+    const uint32_t     begin = warp * LOADS * STEP;
+    const uint8_t     *row[2];
+    uint4              w[LOADS][2];
+    float              d[4] = {}, square = 0.0f, by = 1.0f;
 
 #pragma unroll
-    for (uint32_t i = 0; i < 2 * TILES; i++)
-        row[i] = gemv_row(a, gemv_block_row<ROWS>(a, blockIdx.x, 8 * i + g));
-    uint32_t e = warp * U * STEP + lane % 4 * E;
+    for (uint32_t i = 0; i < 2; i++)
+        row[i] = gemv_row(a, gemv_block_row<MMA_ROWS>(a, blockIdx.x, 8 * i + g));
 #pragma unroll
-    for (uint32_t i = 0; i < U * 2 * TILES; i++)
-        w[i / (2 * TILES)][i % (2 * TILES)] =
-            mma_load(row[i % (2 * TILES)], e + i / (2 * TILES) * STEP, 16 / E, a.n_col);
+    for (uint32_t i = 0; i < 2 * LOADS; i++)
+        w[i / 2][i % 2] =
+            mma_load(row[i % 2], begin + lane % 4 * E + i / 2 * STEP, 16 / E, a.n_col);
     cuda_pdl_go();
     cuda_pdl_wait();
     const float *x      = a.x + min(g, a.n_token - 1) * a.x_stride;
-    const float  before = gemv_ahead<ROWS>(a, blockIdx.x);
-    for (uint32_t at = warp * U * STEP; at < a.n_col; at += NEXT) {
+    const float  before = gemv_ahead<MMA_ROWS>(a, blockIdx.x);
+    for (uint32_t at = begin; at < a.n_col; at += NEXT) {
 #pragma unroll
-        for (uint32_t u = 0; u < U; u++)
-            mma_step<T, TILES, E>(w[u], x + min(e + u * STEP, a.n_col - E), d);
-        e += NEXT;
-#pragma unroll
-        for (uint32_t i = 0; i < U * 2 * TILES; i++)
-            w[i / (2 * TILES)][i % (2 * TILES)] =
-                mma_load(row[i % (2 * TILES)], e + i / (2 * TILES) * STEP, 16 / E, a.n_col);
+        for (uint32_t u = 0; u < LOADS; u++) {
+            const uint32_t e = at + lane % 4 * E + u * STEP, c = min(e, a.n_col - E);
+
+            mma_step<T, E, NORM>(w[u], x + c, a.norm + c, e < a.n_col, d, &square);
+            w[u][0] = mma_load(row[0], e + NEXT, 16 / E, a.n_col);
+            w[u][1] = mma_load(row[1], e + NEXT, 16 / E, a.n_col);
+        }
     }
-#pragma unroll
-    for (uint32_t i = 0; i < TILES; i++) {
-        *(float2 *)&part[warp][16 * i + g][lane % 4 * 2]     = make_float2(d[i][0], d[i][1]);
-        *(float2 *)&part[warp][16 * i + 8 + g][lane % 4 * 2] = make_float2(d[i][2], d[i][3]);
-    }
-    __syncthreads();
-    gemv_finish<ROWS>(a, blockIdx.x, part, before);
+    *(float2 *)&part[warp][g][lane % 4 * 2]     = make_float2(d[0], d[1]);
+    *(float2 *)&part[warp][8 + g][lane % 4 * 2] = make_float2(d[2], d[3]);
+    if (NORM)
+        by = mma_norm(a, square, squares);
+    else
+        __syncthreads();
+    gemv_finish<MMA_ROWS>(a, blockIdx.x, part, by, before);
 }
 
-template <kvd_dtype T, uint32_t TILES>
+template <kvd_dtype T, uint32_t LOADS, uint32_t BLOCKS>
 static inline void mma_launch(const cuda_backend *be, const gemv_args &a, cudaStream_t s)
 {
-    cuda_launch(be, mma_kernel<T, TILES>, gemv_blocks<16 * TILES>(a), GEMV_THREADS, 0, s, a);
+    cuda_launch(be,
+                a.norm ? mma_kernel<T, LOADS, BLOCKS, true> : mma_kernel<T, LOADS, BLOCKS, false>,
+                gemv_blocks<MMA_ROWS>(a), GEMV_THREADS, 0, s, a);
+}
+
+/* Two blocks on a multiprocessor with more on its way each where that takes all of them, else three
+ * (measured from 4096 to 128256 rows in bf16). */
+template <kvd_dtype T>
+static inline void mma_choose(const cuda_backend *be, const gemv_args &a, cudaStream_t s)
+{
+    if (gemv_blocks<MMA_ROWS>(a) <= 2 * be->n_sm)
+        mma_launch<T, 4, 2>(be, a, s);
+    else
+        mma_launch<T, 2, 3>(be, a, s);
 }
 
 #endif

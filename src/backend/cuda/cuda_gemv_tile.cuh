@@ -287,7 +287,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS, TILE_BLOCKS)
         part[warp][lane / 4 + 8][4 * g + lane % 4] = sum[g][1];
     }
     __syncthreads();
-    gemv_finish<TILE_ROWS>(a, blockIdx.x, part, before);
+    gemv_finish<TILE_ROWS>(a, blockIdx.x, part, 1.0f, before);
 }
 
 template <kvd_dtype T, uint32_t GROUPS>

@@ -361,36 +361,63 @@ static bool mm_few(const cuda_backend *be, const kvd_matmul_args *a)
     return !be->lt || be->precise || be->deterministic || a->n_token <= mm_gemv_tokens(a);
 }
 
-/* Whether the norm can be a part of making integers. */
+/* How the last of a's tokens go through the product by floats that outputs i and those like it
+ * make; where there are more than 8, those before go by mma_kernel if these do so. */
+static gemv_float_way mm_float_way(const cuda_backend *be, const kvd_matmul_args *a, uint32_t i,
+                                   bool *done, gemv_args *g)
+{
+    mm_gather(a, 0, i, done, g);
+    g->n_token  = (a->n_token - 1) % GEMV_TOKENS + 1;
+    g->n_col    = a->n_col;
+    g->x        = a->x;
+    g->x_stride = a->x_stride;
+    g->norm     = a->norm;
+    return gemv_float_choose(be, *g);
+}
+
+/* Whether the norm can be a part of all products by floats: then it saves a launch. */
+static bool mm_fuses_float_norm(const cuda_backend *be, const kvd_matmul_args *a)
+{
+    bool done[KVD_MATMUL_OUT_MAX] = {};
+
+    for (uint32_t i = 0; i < a->n_out; i++) {
+        gemv_args g = {};
+
+        if (!mm_is_float(a->out[i].w.type))
+            return false;
+        if (!done[i] && mm_float_way(be, a, i, done, &g) != GEMV_WAY_MMA)
+            return false;
+    }
+    return true;
+}
+
+/* Whether the norm can be a part: of products by floats, or of making integers. */
 static bool mm_fuses_norm(const cuda_backend *be, const kvd_matmul_args *a)
 {
+    if (!mm_few(be, a) || a->n_token == 0)
+        return false;
+    if (mm_fuses_float_norm(be, a))
+        return true;
     for (uint32_t i = 0; i < a->n_out; i++) {
         if (mm_is_float(a->out[i].w.type))
             return false;
     }
-    return !be->precise && a->n_col <= MM_NORM_COLS && mm_few(be, a);
+    return !be->precise && a->n_col <= MM_NORM_COLS;
 }
 
-/* Whether both outputs are of one launch, of kernels that know of it.  The last tokens of many may
- * be a launch of one, so what that does decides. */
+/* Whether both outputs are of one launch, of kernels that know of it. */
 static bool mm_fuses_swiglu(const cuda_backend *be, const kvd_matmul_args *a)
 {
-    const kvd_weight *w                        = &a->out[0].w;
-    bool              done[KVD_MATMUL_OUT_MAX] = {};
-    gemv_args         g                        = {};
+    bool           done[KVD_MATMUL_OUT_MAX] = {};
+    gemv_args      g                        = {};
+    gemv_float_way way;
 
     if (!mm_few(be, a) || a->n_token == 0)
         return false;
-    mm_gather(a, 0, 0, done, &g);
+    way = mm_float_way(be, a, 0, done, &g);
     if (g.n_out != 2)
         return false;
-    if (!mm_is_float(w->type))
-        return !be->precise;
-    g.n_token  = (a->n_token - 1) % GEMV_TOKENS + 1;
-    g.n_col    = a->n_col;
-    g.x        = a->x;
-    g.x_stride = a->x_stride;
-    return gemv_float_choose(be, g) != GEMV_WAY_ROWS;
+    return mm_is_float(a->out[0].w.type) ? way != GEMV_WAY_ROWS : !be->precise;
 }
 
 /* norm and swiglu of a are those that are part of it. */
