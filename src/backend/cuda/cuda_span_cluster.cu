@@ -12,9 +12,12 @@
  * Owns: nothing.  Thread: the backend's caller. */
 #include "backend/cuda/cuda_span.cuh"
 
-#define CLUSTER_RANKS 16u /* blocks of a cluster at most */
-#define CLUSTER_MIN   8u  /* with fewer, separate blocks are sooner at work than clusters */
-#define CLUSTER_FEW   4u  /* for what comes first, the kept set: a few hundred keys */
+/* Blocks of a cluster: four of 8 would fill all places of a group of 16 processors, and wait where
+ * anything else has one of them (H200, 122K, 4 sequences: 7.24 ms a step by 6 blocks a lane, 7.58
+ * by 8). */
+#define CLUSTER_RANKS 7u
+#define CLUSTER_MIN   3u /* with fewer, separate blocks do as well */
+#define CLUSTER_FEW   4u /* for what comes first, the kept set: a few hundred keys */
 
 /* A block's partial softmax of one span, and what it makes of all blocks'. */
 template <int DIMS, int SETS> struct cluster_part {
@@ -245,31 +248,27 @@ static uint64_t cluster_bytes(const span_job &j)
     }
 }
 
-/* More than 8 blocks is what a device need not hold: asked for at open, for larger blocks. */
+/* At most three quarters of all places are taken. */
 uint32_t cuda_span_ranks(const cuda_backend *be, const span_job &j, uint64_t n_lane)
 {
-    const uint64_t bytes = cluster_bytes(j);
-    uint32_t       n     = be->n_cluster[1][CLUSTER_RANKS - 1] ? CLUSTER_RANKS : CLUSTER_RANKS / 2;
+    const uint64_t bytes = cluster_bytes(j), places = (uint64_t)SPAN_BLOCKS * be->n_sm * 3 / 4;
+    const uint64_t n = kvd_min_u64(CLUSTER_RANKS, places / kvd_max_u64(1, n_lane));
 
-    if (be->cc < 90 || bytes == 0 || bytes > be->smem_block)
+    if (be->cc < 90 || bytes == 0 || bytes > be->smem_block || n < CLUSTER_MIN)
         return 0;
-    while (n >= CLUSTER_MIN && n * n_lane > (uint64_t)SPAN_BLOCKS * be->n_sm)
-        n /= 2;
-    return n < CLUSTER_MIN ? 0 : j.a.first && j.n_span == 1 ? CLUSTER_FEW : n;
+    return j.a.first && j.n_span == 1 ? CLUSTER_FEW : (uint32_t)n;
 }
 
 template <int DIMS, int SETS>
 static cudaError_t cluster_launch(const cuda_backend *be, const span_job &j, uint32_t n_rank,
                                   uint32_t n_lane, cudaStream_t s)
 {
-    const uint32_t bytes = sizeof(cluster_mem<DIMS, SETS>), heads = SETS * SPAN_HEADS;
-    const dim3     grid(n_rank, n_lane, (j.group + heads - 1) / heads);
-    const auto     kernel = span_cluster<DIMS, SETS>;
-    cudaError_t    e =
+    const uint32_t    bytes = sizeof(cluster_mem<DIMS, SETS>), heads = SETS * SPAN_HEADS;
+    const dim3        grid(n_rank, n_lane, (j.group + heads - 1) / heads);
+    const auto        kernel = span_cluster<DIMS, SETS>;
+    const cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
 
-    if (e == cudaSuccess && n_rank > 8)
-        e = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     return e != cudaSuccess ? e : sp_launch(be, s, grid, SPAN_THREADS, bytes, n_rank, kernel, j);
 }
 
