@@ -257,7 +257,7 @@ typedef enum kvd_resume {                   /* what follows a prefix that the ca
  */
 typedef enum kvd_schedule {
     KVD_SCHEDULE_SEQUENTIAL, /* in a layer all rows select, what they wait for comes up, all attend
-                              */
+                                (deferred fetches: to what they hold meanwhile) */
     KVD_SCHEDULE_ELASTIC /* in micro-batches: one selects while misses of others come up, and each
                             attends as soon as its own are there */
 } kvd_schedule;

@@ -7,6 +7,9 @@
  * selection all rows attend to what they hold, then each micro-batch to its misses as they arrive.
  * Other misses start once the urgent ones are through, which then have the link for themselves.
  *
+ * Where fetches are deferred and the device does all of a step, the first, too, has the few urgent
+ * misses come up while rows attend to what they hold: as the second with all rows in one.
+ *
  * Events alone order the streams, so a step can be recorded.  Rows, windows and lists are the same
  * either way; what an op gives for a row may depend on how many it takes at once, as it may on a
  * batch's composition.  That goes by the micro-batch alone, so where everything is resident rows
@@ -141,7 +144,7 @@ kvd_status kv_start_urgent(kv_store *s, kvd_stream *st, const kv_query *part, ui
 {
     if (!s->urgent)
         return KVD_OK;
-    if (!s->schedule.elastic)
+    if (!s->schedule.elastic && !s->step.alone)
         return bring_up(s, st, part, true, err);
     s->step.has_urgent = true;
     KVD_TRY(behind_change(s, st, s->urgent, err));
@@ -169,9 +172,15 @@ kvd_status kv_start_late(kv_store *s, kvd_stream *st, const kv_query *q, uint32_
     return bring_up(s, s->late, q, false, err);
 }
 
-/* ---- elastic, without the host ------------------------------------------------------------ */
+/* ---- without the host --------------------------------------------------------------------- */
 
-static kvd_status attend_elastic(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+/* Whether urgent misses come up beside: in micro-batches, or where few are waited for. */
+static bool urgent_beside(const kv_store *s)
+{
+    return s->schedule.elastic || (!s->policy.strict && !s->sizes.resident);
+}
+
+static kvd_status attend_beside(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
     const uint32_t n = kv_micro_batch(s, q->n_row);
 
@@ -188,8 +197,8 @@ static kvd_status attend_elastic(kv_store *s, kvd_stream *st, const kv_query *q,
 
 kvd_status kv_attend_sparse(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    if (s->step.alone && s->schedule.elastic && !s->tier)
-        return attend_elastic(s, st, q, err);
+    if (s->step.alone && urgent_beside(s) && !s->tier)
+        return attend_beside(s, st, q, err);
     if (s->cpu && !s->tier && !s->tap && !kv_zone_used(s))
         return kv_lookup_layer(s, st, q, err);
     KVD_TRY(kv_select(s, st, q, err));

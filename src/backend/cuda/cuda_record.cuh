@@ -54,6 +54,38 @@ static __device__ __forceinline__ void copy_record(const uint8_t *src, uint8_t *
     }
 }
 
+/* Two records: all of the second's first part is asked for before the first's is written. */
+static __device__ __forceinline__ void copy_two(const uint8_t *src0, uint8_t *dst0,
+                                                const uint8_t *src1, uint8_t *dst1, uint64_t bytes)
+{
+    const uint32_t lane = threadIdx.x % WARP;
+    const uint64_t n    = bytes / 16;
+
+    if ((((uint64_t)src0 | (uint64_t)dst0 | (uint64_t)src1 | (uint64_t)dst1) & 15u) != 0) {
+        copy_record(src0, dst0, bytes);
+        copy_record(src1, dst1, bytes);
+        return;
+    }
+    for (uint64_t first = lane; first < n; first += (uint64_t)COPY_AT_ONCE * WARP) {
+        uint4 x[2][COPY_AT_ONCE];
+
+#pragma unroll
+        for (uint32_t i = 0; i < 2 * COPY_AT_ONCE; i++) {
+            const uint64_t at = first + i % COPY_AT_ONCE * WARP;
+            if (at < n)
+                x[i / COPY_AT_ONCE][i % COPY_AT_ONCE] =
+                    ((const uint4 *)(i < COPY_AT_ONCE ? src0 : src1))[at];
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 2 * COPY_AT_ONCE; i++) {
+            const uint64_t at = first + i % COPY_AT_ONCE * WARP;
+            if (at < n)
+                ((uint4 *)(i < COPY_AT_ONCE ? dst0 : dst1))[at] =
+                    x[i / COPY_AT_ONCE][i % COPY_AT_ONCE];
+        }
+    }
+}
+
 static __device__ __forceinline__ float unpack_code(const kvd_record_format &f, const uint8_t *rec,
                                                     uint32_t row, uint32_t i)
 {

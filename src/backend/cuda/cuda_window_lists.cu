@@ -11,8 +11,13 @@
 #define LIST_THREADS  256u
 #define POST_THREADS  1024u
 #define FETCH_THREADS 512u
-#define FETCH_GRID    8u
+#define FETCH_GRID    8u /* of packed records, which take time to unpack */
 #define FETCH_SMEM    32768u
+
+/* Of raw ones.  Products of a layer take nearly all processors at once, and each that a gather is
+ * on gives way to a second wave of them (H200, 122K, 4 sequences: 7.6 ms a step by 4 blocks, 8.2 by
+ * 6 and 8, 7.8 by 3, 10.4 by 2, which do not fill the link). */
+#define FETCH_RAW_GRID 4u
 
 /* ---- spans ------------------------------------------------------------------------- */
 
@@ -186,17 +191,19 @@ static __device__ __forceinline__ unpack_place fetch_of(const unpack_place &p, i
     return q;
 }
 
+template <bool RAW>
 static __device__ __forceinline__ void fetch_record(const kvd_window_fetch_args &a,
                                                     const record_shape &s, const unpack_place &p,
                                                     uint8_t *packed)
 {
-    if (a.format.type == KVD_RECORD_RAW)
+    if constexpr (RAW)
         copy_record(p.src, p.dst, a.kv.record_bytes);
     else
         unpack_place_one(s, p, packed);
 }
 
-/* One warp: the records that its lanes have found. */
+/* One warp: the records that its lanes have found, two at a time. */
+template <bool RAW>
 static __device__ __forceinline__ void fetch_found(const kvd_window_fetch_args &a,
                                                    const record_shape &s, const unpack_place &mine,
                                                    bool found, uint8_t *packed)
@@ -207,11 +214,15 @@ static __device__ __forceinline__ void fetch_found(const kvd_window_fetch_args &
         const unpack_place p = fetch_of(mine, __ffs((int)left) - 1);
 
         left &= left - 1;
-        if (a.format.type == KVD_RECORD_RAW || left == 0) {
-            fetch_record(a, s, p, packed);
-            continue;
+        if (left == 0) {
+            fetch_record<RAW>(a, s, p, packed);
+            return;
         }
-        unpack_place_two(s, p, fetch_of(mine, __ffs((int)left) - 1), packed);
+        const unpack_place q = fetch_of(mine, __ffs((int)left) - 1);
+        if constexpr (RAW)
+            copy_two(p.src, p.dst, q.src, q.dst, a.kv.record_bytes);
+        else
+            unpack_place_two(s, p, q, packed);
         left &= left - 1;
     }
 }
@@ -230,6 +241,7 @@ static __device__ __forceinline__ uint32_t fetch_below(uint32_t end, uint32_t i)
 /* The misses of up to 32 lanes from `first` on, one behind the other, go round the warps; `before`
  * of n_warp have been earlier misses' last.  Each of a warp's lanes looks for one of its misses, so
  * that what leads to them is waited for once.  Returns what is before the next. */
+template <bool RAW>
 static __device__ uint32_t fetch_lanes(const kvd_window_fetch_args &a, const record_shape &s,
                                        uint32_t first, uint32_t before, uint8_t *packed)
 {
@@ -256,7 +268,7 @@ static __device__ uint32_t fetch_lanes(const kvd_window_fetch_args &a, const rec
         unpack_place mine  = {};
         const bool   found = i < total && fetch_find(a, s, first + at, in, &mine);
 
-        fetch_found(a, s, mine, found, packed);
+        fetch_found<RAW>(a, s, mine, found, packed);
     }
     return (before + total) % n_warp;
 }
@@ -289,6 +301,7 @@ static __device__ uint32_t fetch_wait(const kvd_miss_link &l, uint32_t i)
 }
 
 /* One warp: request i's record, which is there, to its slot. */
+template <bool RAW>
 static __device__ void fetch_request(const kvd_window_fetch_args &a, const record_shape &s,
                                      uint32_t i, uint8_t *packed)
 {
@@ -298,7 +311,7 @@ static __device__ void fetch_request(const kvd_window_fetch_args &a, const recor
     const uint32_t         from = l.place[i % l.n_place];
     uint32_t               n;
 
-    fetch_record(a, s, fetch_place(a, s, at, r.chunk, r.slot, from), packed);
+    fetch_record<RAW>(a, s, fetch_place(a, s, at, r.chunk, r.slot, from), packed);
     __threadfence(); /* before others may write there */
     __syncwarp();
     if (threadIdx.x % WARP != 0)
@@ -311,6 +324,7 @@ static __device__ void fetch_request(const kvd_window_fetch_args &a, const recor
 }
 
 /* What was asked for, as it comes, in groups of as many requests as a block has warps. */
+template <bool RAW>
 static __device__ void fetch_posted(const kvd_window_fetch_args &a, const record_shape &s,
                                     uint8_t *packed)
 {
@@ -330,13 +344,16 @@ static __device__ void fetch_posted(const kvd_window_fetch_args &a, const record
                 return;
             to = min(come - g, size);
             if (warp >= done && warp < to)
-                fetch_request(a, s, g + warp, packed);
+                fetch_request<RAW>(a, s, g + warp, packed);
             __syncthreads();
         }
     }
 }
 
-static __global__ void __launch_bounds__(FETCH_THREADS)
+/* Raw records need few registers, so that a block takes no more of a processor than one of a
+ * product's does. */
+template <bool RAW>
+static __global__ void __launch_bounds__(FETCH_THREADS, RAW ? 2 : 1)
     fetch_misses(const __grid_constant__ kvd_window_fetch_args a,
                  const __grid_constant__ record_shape s, uint32_t each)
 {
@@ -346,9 +363,9 @@ static __global__ void __launch_bounds__(FETCH_THREADS)
 
     sp_begin();
     for (uint32_t first = 0; first < a.n_seq * a.n_kv_head; first += WARP)
-        before = fetch_lanes(a, s, first, before, packed);
+        before = fetch_lanes<RAW>(a, s, first, before, packed);
     if (a.link.queue)
-        fetch_posted(a, s, packed);
+        fetch_posted<RAW>(a, s, packed);
 }
 
 kvd_status cuda_window_fetch(kvd_stream *st, const kvd_window_fetch_args *a, kvd_err *err)
@@ -365,8 +382,9 @@ kvd_status cuda_window_fetch(kvd_stream *st, const kvd_window_fetch_args *a, kvd
         each   = (uint32_t)kvd_align_up(s.packed, 16);
         n_warp = (uint32_t)kvd_min_u64(n_warp, FETCH_SMEM / each);
     }
-    CUDA_TRY(sp_launch(be, st->s, dim3(FETCH_GRID), n_warp * WARP, n_warp * each, 1, fetch_misses,
-                       *a, s, each),
+    CUDA_TRY(sp_launch(be, st->s, dim3(raw ? FETCH_RAW_GRID : FETCH_GRID), n_warp * WARP,
+                       n_warp * each, 1, raw ? fetch_misses<true> : fetch_misses<false>, *a, s,
+                       each),
              "window_fetch", err);
     return KVD_OK;
 }
