@@ -232,13 +232,7 @@ static void no_route(srv_call *c, const char *path)
         snprintf(c->nowhere, sizeof(c->nowhere), " \"%s\"", quoted);
 }
 
-static void find_path(srv_call *c, const char *path)
-{
-    for (uint32_t i = 0; i < srv_n_route && !c->at; i++)
-        if (behind(&srv_routes[i], path))
-            c->at = srv_routes[i].path;
-}
-
+/* The log has the route of calls that are refused, too. */
 static void find_route(srv_call *c, const char *method, const char *path)
 {
     for (uint32_t i = 0; i < srv_n_route; i++) {
@@ -246,16 +240,13 @@ static void find_route(srv_call *c, const char *method, const char *path)
 
         if (!name)
             continue;
+        c->at = c->at ? c->at : srv_routes[i].path;
         add_allowed(&c->reply, srv_routes[i].method);
         if (strcmp(srv_routes[i].method, method) == 0) {
             c->route = &srv_routes[i];
             c->name  = name;
         }
     }
-    if (!c->at)
-        no_route(c, path);
-    else if (!c->route)
-        srv_reply_error(&c->reply, 405, NULL, NULL, "%s does not take %s", path, method);
 }
 
 /* Headers that clients in a browser send. */
@@ -336,7 +327,7 @@ static void check_length(srv_call *c)
 
 bool srv_guard(srv_call *c, const char *method, const char *path)
 {
-    find_path(c, path);
+    find_route(c, method, path);
     c->reply.last = is_ambiguous(c); /* where the next one begins, nobody can say */
     if (c->reply.last)
         srv_reply_error(&c->reply, 400, NULL, NULL, "Host, or the body's length, is given twice");
@@ -346,8 +337,10 @@ bool srv_guard(srv_call *c, const char *method, const char *path)
         srv_reply_error(&c->reply, 403, NULL, NULL, "web pages of this origin may not call");
     else if (strcmp(method, "OPTIONS") == 0)
         preflight(c);
-    else
-        find_route(c, method, path);
+    else if (!c->at)
+        no_route(c, path);
+    else if (!c->route)
+        srv_reply_error(&c->reply, 405, NULL, NULL, "%s does not take %s", path, method);
     /* what exists is not told without a key either */
     if (c->s->p.key && !(c->route && c->route->open) && c->reply.status != 204 &&
         c->reply.status != 403 && !has_key(c))
