@@ -274,7 +274,7 @@ def test_penalties_and_bias():
 
 
 WRONG = [  # field, value
-    ("max_tokens", -1), ("max_tokens", "many"), ("max_tokens", 1.5), ("temperature", -0.1),
+    ("max_tokens", -2), ("max_tokens", "many"), ("max_tokens", 1.5), ("temperature", -0.1),
     ("temperature", "hot"), ("temperature", 1e9), ("top_p", 1.1), ("top_p", -1), ("min_p", 2),
     ("top_k", 0.5), ("n", 0), ("n", 1000), ("stream", "yes"), ("seed", "x"),
     ("presence_penalty", 3), ("frequency_penalty", -3), ("stop", [""]), ("stop", [1]),
