@@ -84,7 +84,7 @@ static void tell_foreign(const kvd_opts *o)
     for (uint32_t i = 0; i < o->n; i++)
         if ((o->table[i].kind == KVD_OPT_FOREIGN || o->table[i].kind == KVD_OPT_REFUSED) &&
             o->value[i].origin == KVD_OPT_ARGV)
-            fprintf(stderr, "kvdrive: %s is llama.cpp's and changes nothing here: %s\n",
+            fprintf(stderr, "kvdrive: %s is another program's and changes nothing here: %s\n",
                     o->value[i].text, o->table[i].help);
 }
 

@@ -14,12 +14,14 @@ static const char *const names[] = { SRV_PARAM_NAMES, "messages", "system", "max
                                      "metadata", "cache_control", "user_profile_id",
                                      "workspace_id" };
 
-static const srv_refused refused[] = { { "container", "" },
-                                       { "context_management", "" },
-                                       { "diagnostics", "{}" },
-                                       { "inference_geo", "" },
-                                       { "service_tier", "\"auto\" \"standard_only\"" },
-                                       { "speed", "\"standard\"" } };
+static const srv_refused refused[] = {
+    { "container", "", "tools are the client's to run: leave it out" },
+    { "context_management", "", "all messages count: leave out of messages what shall not" },
+    { "diagnostics", "{}", SRV_SAY_NOTHING_LIKE },
+    { "inference_geo", "", "this server is where it is: leave it out" },
+    { "service_tier", "\"auto\" \"standard_only\"", SRV_SAY_ALIKE },
+    { "speed", "\"standard\"", "there is one speed: leave it out" }
+};
 
 /* ---- answers ----------------------------------------------------------------------------------
  */
@@ -344,11 +346,13 @@ static bool add_messages(srv_fields *f, json_t *list)
     size_t       i;
 
     if (n == 0)
-        return srv_fields_bad(f, "messages", "expected a list of messages");
+        return srv_fields_bad(f, "messages", "%sexpected a list of messages",
+                              in ? "" : "is missing: ");
     last = json_string_value(srv_get(json_array_get(in, n - 1), "role"));
     if (last && strcmp(last, "assistant") == 0)
-        return srv_fields_bad(f, "messages",
-                              "the last one is the assistant's: answers cannot be begun");
+        return srv_fields_bad(
+            f, "messages",
+            "the last one is the assistant's, but answers begin anew: end with the user's");
     if (system && !srv_add_message(f, list, "system", system, "text", "system"))
         return false;
     json_array_foreach(in, i, m)
@@ -408,7 +412,9 @@ static void get_output(srv_fields *f, srv_request *r)
     const json_t *o = srv_get_object(f, f->root, "output_config");
 
     if (srv_get(o, "effort"))
-        srv_fields_bad(f, "output_config", "effort: is not supported here");
+        srv_fields_bad(f, "output_config",
+                       "effort: is not supported here; use chat_template_kwargs, by the name that "
+                       "the template has for it");
     srv_get_format(f, "output_config", srv_get_object(f, o, "format"), r);
 }
 
@@ -430,7 +436,7 @@ static bool get_request(srv_fields *f, srv_request *r)
 static bool get_message(srv_fields *f, srv_request *r)
 {
     if (!srv_get(f->root, "max_tokens"))
-        return srv_fields_bad(f, "max_tokens", "is missing");
+        return srv_fields_bad(f, "max_tokens", "is missing: expected the most tokens of an answer");
     return get_request(f, r);
 }
 

@@ -14,12 +14,13 @@ static const char *const names[] = { SRV_PARAM_NAMES, "messages", "max_tokens",
                                      /* nothing to do for these */
                                      "user", "metadata", "safety_identifier", "prompt_cache_key" };
 
-static const srv_refused refused[] = { { "moderation", "" },
-                                       { "prediction", "" },
-                                       { "prompt_cache_options", "{}" },
-                                       { "prompt_cache_retention", "" },
-                                       { "service_tier", "\"auto\" \"default\"" },
-                                       { "store", "false" } };
+static const srv_refused refused[] = { { "moderation", "", SRV_SAY_NOTHING_LIKE },
+                                       { "prediction", "", SRV_SAY_NOTHING_LIKE },
+                                       { "prompt_cache_options", "{}", SRV_SAY_CACHED },
+                                       { "prompt_cache_retention", "", SRV_SAY_CACHED },
+                                       { "service_tier", "\"auto\" \"default\"", SRV_SAY_ALIKE },
+                                       { "store", "false",
+                                         "nothing is kept of an answer: leave it out" } };
 
 /* ---- answers ----------------------------------------------------------------------------------
  */
@@ -196,7 +197,7 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_bool(f, f->root, "logprobs", &r->logprobs);
     srv_get_u32(f, f->root, "top_logprobs", 0, SRV_TOP_MAX, &r->n_top);
     if (r->n_top && !r->logprobs)
-        srv_fields_bad(f, "top_logprobs", "only with logprobs");
+        srv_fields_bad(f, "top_logprobs", "only with logprobs: true");
     return !f->bad && srv_get_prompt(f, srv_get(f->root, "messages"), tools, r);
 }
 

@@ -14,11 +14,16 @@ static const char *const names[] = { SRV_PARAM_NAMES, "prompt", "max_tokens",
                                      /* nothing to do for this */
                                      "user" };
 
-static const srv_refused refused[] = { { "add_generation_prompt", "true" },
-                                       { "add_special_tokens", "true" },
-                                       { "chat_template_kwargs", "{}" },
-                                       { "tool_choice", "\"none\" \"auto\"" },
-                                       { "tools", "[]" } };
+#define CHATS "it belongs to chats: use /v1/chat/completions"
+
+static const srv_refused refused[] = {
+    { "add_generation_prompt", "true", CHATS },
+    { "add_special_tokens", "true",
+      "a text has them always: give the prompt as tokens (/tokenize)" },
+    { "chat_template_kwargs", "{}", CHATS },
+    { "tool_choice", "\"none\" \"auto\"", CHATS },
+    { "tools", "[]", CHATS }
+};
 
 #define OBJECT        "text_completion"
 #define N_MAX_DEFAULT 16u /* OpenAI's, where neither client nor server says */
@@ -167,7 +172,8 @@ static bool get_ids(srv_fields *f, const json_t *list, srv_input *in)
         const json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
 
         if (id < 0 || id >= f->s->info.n_vocab)
-            return srv_fields_bad(f, "prompt", "entry %zu is no token of this model", i);
+            return srv_fields_bad(f, "prompt", "entry %zu is none of this model's tokens, 0 to %u",
+                                  i, f->s->info.n_vocab - 1);
         in->token[i] = (int32_t)id;
     }
     in->n = (uint32_t)json_array_size(list);
@@ -192,7 +198,8 @@ static bool get_prompts(srv_fields *f, srv_request *r)
     const size_t  n     = many ? json_array_size(v) : 1;
 
     if (!v)
-        return srv_fields_bad(f, "prompt", "is missing");
+        return srv_fields_bad(f, "prompt",
+                              "is missing: expected a text, a list of texts, or of tokens");
     if (n * r->n > SRV_CHOICE_MAX)
         return srv_fields_bad(f, "prompt", "%zu prompts, %u choices each: at most %u in all", n,
                               r->n, SRV_CHOICE_MAX);
@@ -222,6 +229,12 @@ static void get_logprobs(srv_fields *f, srv_request *r)
     r->logprobs = v != NULL;
 }
 
+static bool has_limit(const json_t *o)
+{
+    return srv_get(o, "max_tokens") || srv_get(o, "max_completion_tokens") ||
+           srv_get(o, "n_predict");
+}
+
 static bool get_request(srv_fields *f, srv_request *r)
 {
     uint32_t best_of;
@@ -230,7 +243,7 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_params(f, r);
     srv_get_choices(f, r);
     srv_get_format(f, "response_format", srv_get_object(f, f->root, "response_format"), r);
-    if (r->n_max == UINT32_MAX && !srv_get(f->root, "n_predict"))
+    if (r->n_max == UINT32_MAX && !has_limit(f->root))
         r->n_max = N_MAX_DEFAULT;
     best_of = r->n;
     srv_get_u32(f, f->root, "best_of", r->n, r->n, &best_of);

@@ -261,7 +261,11 @@ kvd_status srv_engine_submit(srv_engine *e, srv_job *j, kvd_err *err)
         st = kvd_fail(err, KVD_E_CANCELED, 0, "the server is stopping");
     } else if (!srv_sched_may_wait(e, j)) {
         e->counts.n_rejected[SRV_REJECT_QUEUE]++;
-        st = kvd_fail(err, KVD_E_BUSY, 0, "%u requests are waiting", e->n_waiting);
+        st =
+            kvd_fail(err, KVD_E_BUSY, 0,
+                     "%u requests are waiting, beyond free sequences at most %u may (--queue): try "
+                     "again later",
+                     e->n_waiting, e->p.n_queue);
     } else {
         srv_job_ref(j);
         j->submit_ns = kvd_now_ns();

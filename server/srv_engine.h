@@ -226,6 +226,7 @@ struct srv_engine {
     int32_t          *tokens; /* [n_seq][n_ctx], slots' */
     srv_gen          *queue;  /* FIFO, but for what was preempted: that comes first */
     uint64_t          n_order;
+    uint64_t          n_count; /* of open slots */
     srv_pace          pace;
     srv_counts        counts;
     /* of the step under way, [n_batch] each */

@@ -310,6 +310,6 @@ void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
         if (!r)
             srv_log_unknown(f->s, name);
         else if (!is_harmless(v, r->harmless))
-            srv_fields_bad(f, r->name, "is not supported here");
+            srv_fields_bad(f, r->name, "is not supported here; %s", r->instead);
     }
 }

@@ -55,10 +55,15 @@ json_t *srv_get_object(srv_fields *f, const json_t *o, const char *name);
 
 /* What a route knows.  ok: names of fields that have an effect or need none.  refused: fields that
  * would change the answer and cannot; each with the values that ask for nothing, as compact JSON
- * ("*": all do; null always does). */
+ * ("*": all do; null always does), and with what its sender can do instead. */
 typedef struct srv_refused {
     const char *name, *harmless; /* values separated by spaces */
+    const char *instead;         /* NULL: it is never refused */
 } srv_refused;
+#define SRV_SAY_NOTHING_LIKE "there is nothing like it: leave it out"
+#define SRV_SAY_TEXT         "texts are all that goes in and comes out: leave it out"
+#define SRV_SAY_ALIKE        "all requests are served alike: leave it out"
+#define SRV_SAY_CACHED       "prompts are cached by themselves, as --cache-dir says: leave it out"
 void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
                      const srv_refused *refused, uint32_t n_refused);
 /* srv_others.c: of a field that is refused where text is asked for and the route says nothing of

@@ -408,7 +408,9 @@ static bool add_body(srv_call *c, const char *data, size_t len)
         return false;
     if (!count_body(c, len)) {
         srv_reply_error(&c->reply, 503, NULL, NULL,
-                        "requests that are being read take all memory there is for them");
+                        "requests that are being read take all memory there is for them, %u times "
+                        "--body-limit: try again",
+                        BODIES);
         c->reply.retry_s = 1;
         srv_http_body_read(c);
         kvd_buf_free(&c->body);

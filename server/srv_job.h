@@ -165,6 +165,7 @@ typedef struct srv_job {
     /* engine thread */
     uint32_t  n_left;                    /* choices that have not finished */
     uint32_t  n_running[SRV_CHOICE_MAX]; /* by input: choices that have a slot */
+    uint64_t  counted[SRV_CHOICE_MAX];   /* by input: the last count of open slots it was in */
     uint64_t  answer_ns[SRV_CHOICE_MAX]; /* by input: when its first answer began; 0: not yet */
     uint64_t  submit_ns;
     bool      over;

@@ -128,13 +128,28 @@ static kvd_status listen_on_host(srv *s, kvd_err *err)
     return st;
 }
 
+static const char *way_on(int sys)
+{
+    switch (sys) {
+    case EADDRINUSE:
+        return ": another program listens there, choose another --port";
+    case EADDRNOTAVAIL:
+        return ": no address of this machine, choose another --host";
+    case EACCES:
+        return ": for that a right is missing, choose a --port above 1023";
+    default:
+        return "";
+    }
+}
+
 kvd_status srv_listen(srv *s, kvd_err *err)
 {
     const bool local = strcasecmp(s->p.host, "localhost") == 0;
     kvd_status st    = (local ? listen_on_localhost : listen_on_host)(s, err);
 
     if (st == KVD_E_IO)
-        return kvd_fail(err, st, err->sys, "listening on %s port %u", s->p.host, s->p.port);
+        return kvd_fail(err, st, err->sys, "--host %s, --port %u%s", s->p.host, s->p.port,
+                        way_on(err->sys));
     KVD_TRY(st);
     s->port = port_of(s->listen_fd);
     return KVD_OK;
@@ -232,13 +247,7 @@ static void no_route(srv_call *c, const char *path)
         snprintf(c->nowhere, sizeof(c->nowhere), " \"%s\"", quoted);
 }
 
-static void find_path(srv_call *c, const char *path)
-{
-    for (uint32_t i = 0; i < srv_n_route && !c->at; i++)
-        if (behind(&srv_routes[i], path))
-            c->at = srv_routes[i].path;
-}
-
+/* The log has the route of calls that are refused, too. */
 static void find_route(srv_call *c, const char *method, const char *path)
 {
     for (uint32_t i = 0; i < srv_n_route; i++) {
@@ -246,16 +255,13 @@ static void find_route(srv_call *c, const char *method, const char *path)
 
         if (!name)
             continue;
+        c->at = c->at ? c->at : srv_routes[i].path;
         add_allowed(&c->reply, srv_routes[i].method);
         if (strcmp(srv_routes[i].method, method) == 0) {
             c->route = &srv_routes[i];
             c->name  = name;
         }
     }
-    if (!c->at)
-        no_route(c, path);
-    else if (!c->route)
-        srv_reply_error(&c->reply, 405, NULL, NULL, "%s does not take %s", path, method);
 }
 
 /* Headers that clients in a browser send. */
@@ -298,7 +304,9 @@ static void preflight(srv_call *c)
         c->reply.status = 204;
         put_may_send(c);
     } else {
-        srv_reply_error(&c->reply, 403, NULL, NULL, "web pages of other origins may not call");
+        srv_reply_error(
+            &c->reply, 403, NULL, NULL,
+            "web pages of other origins may not call: --cors-origin says of which one may");
     }
 }
 
@@ -330,29 +338,38 @@ static void check_length(srv_call *c)
     char       *end;
 
     if (text && strtoull(text, &end, 10) > (unsigned long long)c->s->p.body_bytes)
-        srv_reply_error(&c->reply, 413, NULL, NULL, "a body of %s bytes: at most %llu", text,
+        srv_reply_error(&c->reply, 413, NULL, NULL,
+                        "a body of %s bytes: at most %llu (--body-limit)", text,
                         (unsigned long long)c->s->p.body_bytes);
 }
 
 bool srv_guard(srv_call *c, const char *method, const char *path)
 {
-    find_path(c, path);
+    find_route(c, method, path);
     c->reply.last = is_ambiguous(c); /* where the next one begins, nobody can say */
     if (c->reply.last)
         srv_reply_error(&c->reply, 400, NULL, NULL, "Host, or the body's length, is given twice");
     else if (!good_host(c))
-        srv_reply_error(&c->reply, 403, NULL, NULL, "this Host is not served here");
+        srv_reply_error(&c->reply, 403, NULL, NULL,
+                        "this Host is no name of loopback, where alone the server listens: ask for "
+                        "localhost, or start it with another --host");
     else if (!good_origin(c))
-        srv_reply_error(&c->reply, 403, NULL, NULL, "web pages of this origin may not call");
+        srv_reply_error(
+            &c->reply, 403, NULL, NULL,
+            "web pages of this origin may not call: --cors-origin says of which one may");
     else if (strcmp(method, "OPTIONS") == 0)
         preflight(c);
-    else
-        find_route(c, method, path);
+    else if (!c->at)
+        no_route(c, path);
+    else if (!c->route)
+        srv_reply_error(&c->reply, 405, NULL, NULL, "%s does not take %s, but %s", path, method,
+                        c->reply.allow);
     /* what exists is not told without a key either */
     if (c->s->p.key && !(c->route && c->route->open) && c->reply.status != 204 &&
         c->reply.status != 403 && !has_key(c))
-        srv_reply_error(&c->reply, 401, NULL, "invalid_api_key",
-                        "the key is missing or wrong (Authorization: Bearer KEY)");
+        srv_reply_error(
+            &c->reply, 401, NULL, "invalid_api_key",
+            "the key is missing or wrong (Authorization: Bearer KEY, or x-api-key: KEY)");
     if (!c->reply.status)
         check_length(c);
     return c->reply.status == 0;

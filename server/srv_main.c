@@ -209,7 +209,8 @@ static void look_at_engine(srv *s, uint64_t now)
     } else if (step && now > step && (double)(now - step) > s->p.stall_s * 1e9) {
         s->sick_ns = now;
         s->stalled = true;
-        kvd_log(KVD_LOG_ERROR, "a step has taken more than %g s: the server ends", s->p.stall_s);
+        kvd_log(KVD_LOG_ERROR, "a step has taken more than %g s (--stall-timeout): the server ends",
+                s->p.stall_s);
         break_calls(s, "a step of the engine hangs");
     }
 }
@@ -217,7 +218,7 @@ static void look_at_engine(srv *s, uint64_t now)
 static void begin_stop(srv *s, uint64_t now)
 {
     s->stop_ns = now;
-    kvd_log(KVD_LOG_INFO, "stopping: %u requests have %g s", s->n_call, s->p.grace_s);
+    kvd_log(KVD_LOG_INFO, "stopping: %u requests have %g s (--grace)", s->n_call, s->p.grace_s);
     srv_http_stop_listening(s);
     srv_engine_stop(s->engine, SRV_STOP_SOON);
 }
@@ -355,8 +356,8 @@ static kvd_status serve(srv *s, kvd_session *session, kvd_err *err)
     KVD_TRY(srv_work_open(s, err));
     watch_signals(s->event_fd);
     kvd_log(KVD_LOG_INFO,
-            "%s: %u sequences of at most %u tokens, %llu tokens of KV cache in all: device %llu "
-            "MiB, host %llu MiB",
+            "%s: %u sequences (--parallel) of at most %u tokens (-c), %llu tokens of KV cache in "
+            "all (--kv-tokens): device %llu MiB, host %llu MiB",
             s->name, s->plan.n_seq, s->plan.n_ctx,
             (unsigned long long)(s->ep.n_block * SRV_BLOCK_TOKENS),
             (unsigned long long)(s->plan.kv_device_bytes >> 20),

@@ -66,7 +66,7 @@ static bool normalise_content(srv_fields *f, json_t *m, const char *role, const 
     if (v && !json_is_null(v))
         return srv_fields_bad(f, at.s, "expected a string or a list of parts");
     if (strcmp(role, "assistant") != 0 || !srv_get(m, "tool_calls"))
-        return srv_fields_bad(f, at.s, "is missing");
+        return srv_fields_bad(f, at.s, "is missing: expected a string or a list of parts");
     return json_object_set_new(m, "content", json_string("")) == 0 ||
            srv_fields_full(f, "no memory for its content");
 }
@@ -154,9 +154,13 @@ bool srv_render(srv_fields *f, json_t *list, const json_t *tools, char **text, s
     *text  = NULL;
     *spans = NULL;
     if (!f->s->info.chat_template)
-        return srv_fields_bad(f, "messages", "the model has no chat template (--chat-template)");
+        return srv_fields_bad(
+            f, "messages",
+            "the model has no chat template: --chat-template FILE gives the server one, and "
+            "/v1/completions takes texts without");
     if (!json_is_array(list) || json_array_size(list) == 0 || json_array_size(list) > MESSAGES_MAX)
-        return srv_fields_bad(f, "messages", "expected a list of 1 to %u messages", MESSAGES_MAX);
+        return srv_fields_bad(f, "messages", "%sexpected a list of 1 to %u messages",
+                              list ? "" : "is missing: ", MESSAGES_MAX);
     json_array_foreach(list, i, m)
     {
         if (!normalise(f, m, i))

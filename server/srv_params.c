@@ -24,7 +24,7 @@ static void get_sampling(srv_fields *f, kvd_sampler_params *p)
     srv_get_int(f, o, "seed", INT64_MIN, INT64_MAX, &seed);
     p->top_k          = (int32_t)top_k;
     p->penalty_last_n = (int32_t)last;
-    p->seed           = srv_get(o, "seed") ? (uint64_t)seed : kvd_now_ns();
+    p->seed           = seed == -1 ? kvd_now_ns() : (uint64_t)seed; /* -1 says nothing */
 }
 
 static bool get_bias_entry(srv_fields *f, const char *name, const json_t *v, kvd_logit_bias *out)
@@ -34,9 +34,14 @@ static bool get_bias_entry(srv_fields *f, const char *name, const json_t *v, kvd
     double     x  = json_number_value(v);
 
     if (*name < '0' || *name > '9' || *end || id >= (long)f->s->info.n_vocab)
-        return srv_fields_bad(f, "logit_bias", "\"%.32s\" is no token of this model", name);
+        return srv_fields_bad(f, "logit_bias",
+                              "\"%.32s\" is none of this model's tokens, 0 to %u (/tokenize tells "
+                              "those of a text)",
+                              name, f->s->info.n_vocab - 1);
     if (!json_is_number(v) || !(x >= -100.0 && x <= 100.0))
-        return srv_fields_bad(f, "logit_bias", "the bias of token %ld is not in [-100, 100]", id);
+        return srv_fields_bad(f, "logit_bias",
+                              "the bias of token %ld is not a number in [-100, 100] (-100: never)",
+                              id);
     *out = (kvd_logit_bias){ .token = (int32_t)id, .bias = (float)x };
     if (x == -100.0) /* never, as OpenAI has it */
         out->bias = -1e9f;
@@ -45,12 +50,14 @@ static bool get_bias_entry(srv_fields *f, const char *name, const json_t *v, kvd
 
 static void get_bias(srv_fields *f, kvd_sampler_params *p)
 {
-    json_t         *o = srv_get_object(f, f->root, "logit_bias");
+    json_t         *o = srv_get(f->root, "logit_bias");
     const size_t    n = json_object_size(o);
     kvd_logit_bias *bias;
     const char     *name;
     json_t         *v;
 
+    if (o && !json_is_object(o) && !(json_is_array(o) && json_array_size(o) == 0))
+        srv_fields_bad(f, "logit_bias", "expected an object of biases by token: {\"15\": -100}");
     if (n == 0)
         return;
     if (n > SRV_BIAS_MAX) {
@@ -115,16 +122,25 @@ static void get_salt(srv_fields *f, srv_request *r)
     r->n_salt = (uint32_t)len;
 }
 
+/* Of an answer's tokens; -1: the context alone is their limit. */
+static void get_limit(srv_fields *f, srv_request *r, const char *name)
+{
+    int64_t n = r->n_max == UINT32_MAX ? -1 : (int64_t)r->n_max;
+
+    srv_get_int(f, f->root, name, -1, UINT32_MAX - 1, &n);
+    r->n_max = n < 0 ? UINT32_MAX : (uint32_t)n;
+}
+
 void srv_get_choices(srv_fields *f, srv_request *r)
 {
     const json_t *options = srv_get_object(f, f->root, "stream_options");
 
     srv_get_stops(f, r, "stop");
-    srv_get_u32(f, f->root, "max_tokens", 0, UINT32_MAX - 1, &r->n_max);
-    srv_get_u32(f, f->root, "max_completion_tokens", 0, UINT32_MAX - 1, &r->n_max);
+    get_limit(f, r, "max_tokens");
+    get_limit(f, r, "max_completion_tokens");
     srv_get_u32(f, f->root, "n", 1, SRV_CHOICE_MAX, &r->n);
     if (options && !r->stream)
-        srv_fields_bad(f, "stream_options", "only with stream");
+        srv_fields_bad(f, "stream_options", "only with stream: true");
     srv_get_bool(f, options, "include_usage", &r->include_usage);
     srv_get_bool(f, f->root, "return_progress", &r->progress);
 }
@@ -132,17 +148,16 @@ void srv_get_choices(srv_fields *f, srv_request *r)
 void srv_get_params(srv_fields *f, srv_request *r)
 {
     const json_t *model = srv_get(f->root, "model");
-    int64_t       n     = f->s->p.n_predict;
 
     if (model && !json_is_string(model))
-        srv_fields_bad(f, "model", "expected a string");
+        srv_fields_bad(f, "model", "expected a string, any one: the server has one model");
     r->sampling = f->s->p.sampling;
     get_sampling(f, &r->sampling);
     get_bias(f, &r->sampling);
     get_salt(f, r);
-    srv_get_int(f, f->root, "n_predict", -1, UINT32_MAX - 1, &n);
     r->n     = 1;
-    r->n_max = n < 0 ? UINT32_MAX : (uint32_t)n;
+    r->n_max = f->s->p.n_predict < 0 ? UINT32_MAX : (uint32_t)f->s->p.n_predict;
+    get_limit(f, r, "n_predict");
     srv_get_bool(f, f->root, "stream", &r->stream);
     srv_get_bool(f, f->root, "ignore_eos", &r->ignore_eos);
     srv_get_bool(f, f->root, "debug_cache", &r->debug_cache);

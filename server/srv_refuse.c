@@ -38,7 +38,7 @@ static bool find_wrong(const srv *s, const srv_conn *c, srv_reply *r)
     if (len && !is_number(len))
         srv_reply_error(r, 400, NULL, NULL, "Content-Length is no number of bytes");
     else if (len && strlen(len) > 18) /* it would fit in 64 bits, else */
-        srv_reply_error(r, 413, NULL, NULL, "a body of so many bytes: at most %llu",
+        srv_reply_error(r, 413, NULL, NULL, "a body of so many bytes: at most %llu (--body-limit)",
                         (unsigned long long)s->p.body_bytes);
     else if (!header(c, "Host"))
         srv_reply_error(r, 400, NULL, NULL, "the Host header is missing");

@@ -15,19 +15,23 @@ static const char *const names[] = { SRV_PARAM_NAMES, "input", "instructions", "
                                      /* nothing to do for these */
                                      "metadata", "user", "safety_identifier", "prompt_cache_key" };
 
-static const srv_refused refused[] = { { "access_programs", "{}" },
-                                       { "background", "false" },
-                                       { "background_options", "{}" },
-                                       { "context_management", "[]" },
-                                       { "image", "{}" },
-                                       { "include", "[] [\"reasoning.encrypted_content\"]" },
-                                       { "max_tool_calls", "" },
-                                       { "moderation", "" },
-                                       { "prompt_cache_options", "{}" },
-                                       { "prompt_cache_retention", "" },
-                                       { "service_tier", "\"auto\" \"default\"" },
-                                       { "store", "false" },
-                                       { "truncation", "\"disabled\"" } };
+static const srv_refused refused[] = {
+    { "access_programs", "{}", SRV_SAY_NOTHING_LIKE },
+    { "background", "false", "an answer comes to who waits for it: use stream, or leave it out" },
+    { "background_options", "{}", "an answer comes to who waits for it: leave it out" },
+    { "context_management", "[]", "all items count: leave out of input what shall not" },
+    { "image", "{}", SRV_SAY_TEXT },
+    { "include", "[] [\"reasoning.encrypted_content\"]",
+      "an answer has all there is of it: leave it out" },
+    { "max_tool_calls", "", "calls are the client's to make: count them there" },
+    { "moderation", "", SRV_SAY_NOTHING_LIKE },
+    { "prompt_cache_options", "{}", SRV_SAY_CACHED },
+    { "prompt_cache_retention", "", SRV_SAY_CACHED },
+    { "service_tier", "\"auto\" \"default\"", SRV_SAY_ALIKE },
+    { "store", "false",
+      "nothing is kept of an answer: use false, and send all items with each request" },
+    { "truncation", "\"disabled\"", "prompts are never cut: leave items out of input" }
+};
 
 /* ---- answers ----------------------------------------------------------------------------------
  */
@@ -355,7 +359,8 @@ static bool add_messages(srv_fields *f, json_t *list)
     if (first && !json_is_string(first))
         return srv_fields_bad(f, "instructions", "expected a string");
     if (!json_is_string(in) && json_array_size(in) == 0)
-        return srv_fields_bad(f, "input", "expected a string or a list of items");
+        return srv_fields_bad(f, "input", "%sexpected a string or a list of items",
+                              in ? "" : "is missing: ");
     if (first && !srv_add_message(f, list, "system", first, "input_text", "instructions"))
         return false;
     if (json_is_string(in))
@@ -408,7 +413,7 @@ static void get_text(srv_fields *f, srv_request *r)
     const char   *verbosity = json_string_value(srv_get(o, "verbosity"));
 
     if (srv_get(o, "verbosity") && (!verbosity || strcmp(verbosity, "medium") != 0))
-        srv_fields_bad(f, "text", "verbosity: is not supported here");
+        srv_fields_bad(f, "text", "verbosity: is not supported here; say it in a message");
     srv_get_format(f, "text", srv_get_object(f, o, "format"), r);
 }
 

@@ -38,9 +38,12 @@ const srv_route srv_routes[] = {
 };
 const uint32_t srv_n_route = KVD_COUNTOF(srv_routes);
 
-#define NO_EMBEDDINGS "embeddings are not served"
-#define NO_RANKING    "ranking is not served"
+#define NO_EMBEDDINGS "there are no embeddings here, only text: another server has to make them"
+#define NO_RANKING    "nothing is ranked here, there is only text: another server has to do it"
+#define NO_SOUND      "there is no sound here, only text: another server has to do it"
+#define NO_ADAPTERS   "adapters are not served: give the server a model that has it merged (-m)"
 
+/* One that ends with a slash stands for all behind it. */
 static const struct {
     const char *path, *say;
 } elsewhere[] = {
@@ -49,17 +52,36 @@ static const struct {
     { "/embedding", NO_EMBEDDINGS },
     { "/embeddings", NO_EMBEDDINGS },
     { "/v1/embeddings", NO_EMBEDDINGS },
+    { "/pooling", NO_EMBEDDINGS },
+    { "/classify", NO_EMBEDDINGS },
     { "/rerank", NO_RANKING },
     { "/reranking", NO_RANKING },
     { "/v1/rerank", NO_RANKING },
     { "/v1/reranking", NO_RANKING },
-    { "/lora-adapters", "adapters are not served" },
+    { "/v2/rerank", NO_RANKING },
+    { "/score", NO_RANKING },
+    { "/v1/score", NO_RANKING },
+    { "/v1/audio/", NO_SOUND },
+    { "/lora-adapters", NO_ADAPTERS },
+    { "/v1/load_lora_adapter", NO_ADAPTERS },
+    { "/v1/unload_lora_adapter", NO_ADAPTERS },
+    { "/slots/", "GET /slots shows them; --cache-dir keeps prompts and finds them by content" },
+    { "/reset_prefix_cache", "DELETE /cache forgets all prompts" },
+    { "/ping", "GET /health says how the server is" },
+    { "/version", "GET /props has the version" },
+    { "/api/", "Ollama's routes are not served: use OpenAI's, /v1/chat/completions" },
+    { "/v1", "it is the base URL of clients, the routes are below it: GET /v1/models" },
+    { "/v1/v1/", "leave /v1 out of the client's base URL, the client adds it" },
 };
 
 const char *srv_route_elsewhere(const char *path)
 {
-    for (uint32_t i = 0; i < KVD_COUNTOF(elsewhere); i++)
-        if (strcmp(elsewhere[i].path, path) == 0)
+    for (uint32_t i = 0; i < KVD_COUNTOF(elsewhere); i++) {
+        const char  *p = elsewhere[i].path;
+        const size_t n = strlen(p);
+
+        if (p[n - 1] == '/' ? strncmp(path, p, n) == 0 : strcmp(path, p) == 0)
             return elsewhere[i].say;
+    }
     return NULL;
 }

@@ -14,8 +14,7 @@
 
 #define AGE_NS     60e9 /* after which what an idle slot holds counts half */
 #define WANTED_MIN 32u  /* tokens that a slot has in common with a prompt, to be kept for it */
-#define COUNTED    UINT32_MAX
-#define PASSED_MAX 8u /* times that others go before one for what a slot holds */
+#define PASSED_MAX 8u   /* times that others go before one for what a slot holds */
 
 /* ---- queue --------------------------------------------------------------------------------- */
 
@@ -56,18 +55,19 @@ static bool is_over(const srv_job *j)
  * of it has, while one waits. */
 static uint32_t count_open(srv_engine *e)
 {
-    uint32_t n_free = 0, n_next = 0;
+    const uint64_t count  = ++e->n_count;
+    uint32_t       n_free = 0, n_next = 0;
 
     for (uint32_t i = 0; i < e->p.n_seq; i++)
         n_free += !e->slot[i].gen;
-    for (srv_gen *g = e->queue; g; g = g->next)
-        if (may_run(g) && g->job->usage.queue_ns && !is_over(g->job)) {
-            g->job->n_running[g->input] = COUNTED;
-            n_next++;
-        }
-    for (srv_gen *g = e->queue; g; g = g->next)
-        if (g->job->n_running[g->input] == COUNTED)
-            g->job->n_running[g->input] = 0;
+    for (const srv_gen *g = e->queue; g; g = g->next) {
+        uint64_t *last = &g->job->counted[g->input];
+
+        if (*last == count || !may_run(g) || !g->job->usage.queue_ns || is_over(g->job))
+            continue;
+        *last = count;
+        n_next++;
+    }
     return n_next < n_free ? n_free - n_next : 0;
 }
 

@@ -34,11 +34,12 @@ static bool fits(srv *s, const srv_job *j, const char *field, srv_reply *r)
         const uint32_t n = j->req.input[i].n;
 
         if (n == 0)
-            srv_reply_error(r, 400, field, NULL, "the prompt has no tokens");
+            srv_reply_error(r, 400, field, NULL, "the prompt is empty, it has no tokens");
         else if (n >= most)
             srv_reply_error(r, 400, field, "context_length_exceeded",
-                            "the prompt has %u tokens; prompt and answer together have %llu", n,
-                            (unsigned long long)most);
+                            "the prompt has %u tokens; prompt and answer together have at most "
+                            "%llu (%s of the server)",
+                            n, (unsigned long long)most, room < s->ep.n_ctx ? "--kv-tokens" : "-c");
         if (n >= most)
             atomic_fetch_add_explicit(&s->n_too_long, 1, memory_order_relaxed);
         if (r->status)

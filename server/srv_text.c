@@ -24,10 +24,14 @@ static void put_tokens(const srv *s, const srv_input *in, bool pieces, kvd_buf *
 void srv_route_tokenize(srv *s, srv_call *c)
 {
     static const char *const names[]   = { "content", "add_special", "with_pieces", "model" };
-    static const srv_refused refused[] = { { "parse_special", "false" } };
-    srv_fields               f;
-    srv_input                in  = { 0 };
-    bool                     bos = false, pieces = false;
+    static const srv_refused refused[] = {
+        { "messages", "", "use content; /v1/messages/count_tokens counts those of messages" },
+        { "prompt", "", "use content" },
+        { "parse_special", "false", "a client's text never becomes special tokens: leave it out" }
+    };
+    srv_fields f;
+    srv_input  in  = { 0 };
+    bool       bos = false, pieces = false;
 
     if (srv_fields_open(&f, s, c)) {
         const json_t *text = srv_get(f.root, "content");
@@ -36,7 +40,7 @@ void srv_route_tokenize(srv *s, srv_call *c)
         srv_get_bool(&f, f.root, "add_special", &bos);
         srv_get_bool(&f, f.root, "with_pieces", &pieces);
         if (!json_is_string(text))
-            srv_fields_bad(&f, "content", "expected a string");
+            srv_fields_bad(&f, "content", "%sexpected a string", text ? "" : "is missing: ");
         if (!f.bad && srv_tokenize(&f, json_string_value(text), json_string_length(text), NULL, 0,
                                    bos, &in)) {
             c->reply.status = 200;
@@ -56,7 +60,8 @@ static bool detokenize(srv_fields *f, const json_t *list, kvd_buf *out)
     json_t     *v;
 
     if (!json_is_array(list))
-        return srv_fields_bad(f, "tokens", "expected a list of tokens");
+        return srv_fields_bad(f, "tokens", "%sexpected a list of tokens",
+                              list ? "" : "is missing: ");
     if (!srv_fields_status(f, NULL, kvd_detok_open(&d, f->s->model, &err), &err))
         return false;
     json_array_foreach(list, i, v)
@@ -64,7 +69,8 @@ static bool detokenize(srv_fields *f, const json_t *list, kvd_buf *out)
         const json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
 
         if (id < 0 || id >= f->s->info.n_vocab) {
-            srv_fields_bad(f, "tokens", "entry %zu is no token of this model", i);
+            srv_fields_bad(f, "tokens", "entry %zu is none of this model's tokens, 0 to %u", i,
+                           f->s->info.n_vocab - 1);
             break;
         }
         text = kvd_detok_feed(d, (int32_t)id, true, &len);
@@ -100,12 +106,15 @@ void srv_route_template(srv *s, srv_call *c)
 {
     static const char *const names[]   = { "messages", "add_generation_prompt",
                                            "chat_template_kwargs", "tools", "model" };
-    static const srv_refused refused[] = { { "chat_template", "" },
-                                           { "continue_final_message", "false" } };
-    srv_fields               f;
-    char                    *text  = NULL;
-    kvd_span                *spans = NULL;
-    size_t                   len = 0, n = 0;
+    static const srv_refused refused[] = {
+        { "chat_template", "",
+          "the template is the server's (--chat-template FILE): leave it out" },
+        { "continue_final_message", "false", "answers begin anew: leave it out" }
+    };
+    srv_fields f;
+    char      *text  = NULL;
+    kvd_span  *spans = NULL;
+    size_t     len = 0, n = 0;
 
     if (srv_fields_open(&f, s, c)) {
         const json_t *tools = srv_get(f.root, "tools");

@@ -238,8 +238,8 @@ static kvd_status bad_value(const kvd_opt *opt, const char *text, const char *wh
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s is an empty text, not the name of a %s", where,
                         opt->name, strcmp(opt->arg, "DIR") == 0 ? "directory" : "file");
     if (opt->kind == KVD_OPT_CHOICE)
-        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is none of %s", where, opt->name, text,
-                        opt->arg);
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is none of %s: %s", where, opt->name,
+                        text, opt->arg, opt->help);
     if (opt->kind == KVD_OPT_FLAG)
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is neither true nor false", where,
                         opt->name, text);

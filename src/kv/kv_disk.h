@@ -275,7 +275,8 @@ kvd_status kv_disk_ls(kv_disk *d, bool (*fn)(void *ctx, const kv_disk_entry *e),
 /* Reads every unit of every model and quarantines the damaged.  KVD_E_CORRUPT: the catalogue is
  * damaged as a whole; the next open starts with an empty one. */
 kvd_status kv_disk_verify(kv_disk *d, uint64_t *n_ok, uint64_t *n_bad, kvd_err *err);
-/* Reads the catalogue alone: where it contradicts itself.  KVD_E_CORRUPT as above. */
+/* Reads the catalogue alone: where it contradicts itself.  KVD_E_CORRUPT as above.  One that was
+ * found sound is not read again until it is opened anew: what is written to it keeps it so. */
 kvd_status kv_disk_verify_catalog(kv_disk *d, kvd_err *err);
 /* Removes every unit that nobody references. */
 kvd_status kv_disk_clear(kv_disk *d, kvd_err *err);

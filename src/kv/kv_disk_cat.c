@@ -880,6 +880,7 @@ static kvd_status cat_try(kv_disk *d, kvd_err *err)
     d->cat = kvd_calloc(1, sizeof(*d->cat));
     if (!d->cat)
         return kvd_fail(err, KVD_E_NOMEM, 0, "%s: no memory for the catalogue", d->dir);
+    d->cat_sound = false;
     KVD_TRY(cat_connect(d, err));
     KVD_TRY(cat_meta(d, err));
     if (d->p.geometry.n_lane)
@@ -910,9 +911,12 @@ kvd_status kv_disk_cat_open(kv_disk *d, kvd_err *err)
 
 kvd_status kv_disk_cat_verify(kv_disk *d, kvd_err *err)
 {
-    sqlite3_stmt *s  = NULL;
-    int           rc = sqlite3_prepare_v2(d->cat->db, "PRAGMA integrity_check(1)", -1, &s, NULL);
+    sqlite3_stmt *s = NULL;
+    int           rc;
 
+    if (d->cat_broken)
+        return kvd_fail(err, KVD_E_CORRUPT, 0, "%s/catalog.db: damaged", d->dir);
+    rc = sqlite3_prepare_v2(d->cat->db, "PRAGMA integrity_check(1)", -1, &s, NULL);
     if (rc == SQLITE_OK)
         rc = sqlite3_step(s);
     if (rc == SQLITE_ROW) {
@@ -921,7 +925,8 @@ kvd_status kv_disk_cat_verify(kv_disk *d, kvd_err *err)
         rc = text && strcmp(text, "ok") == 0 ? SQLITE_OK : SQLITE_CORRUPT;
     }
     sqlite3_finalize(s);
-    return rc == SQLITE_OK ? KVD_OK : cat_fail(d, rc, err);
+    d->cat_sound = rc == SQLITE_OK;
+    return d->cat_sound ? KVD_OK : cat_fail(d, rc, err);
 }
 
 void kv_disk_cat_close(kv_disk *d)

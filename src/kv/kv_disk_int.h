@@ -305,6 +305,7 @@ struct kv_disk {
     uint16_t      *identity; /* the order of a segment's lane: token order */
     disk_cat      *cat;
     bool           cat_broken;
+    bool           cat_sound; /* it was read through since it was opened */
     disk_log       log;
     disk_space     space;
     uint64_t       clock; /* the next `used` */

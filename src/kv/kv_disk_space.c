@@ -482,6 +482,16 @@ static bool evict_one(kv_disk *d, evict_which which)
     return kv_disk_evict_oldest(d, which, &gone, NULL) == KVD_OK && gone;
 }
 
+/* By an option; `what` ends before its size. */
+static kvd_status refuse_size(kv_disk *d, kv_disk_pause why, const char *what, uint64_t bytes,
+                              kvd_err *err)
+{
+    char text[sizeof(d->stats.pause_text)];
+
+    snprintf(text, sizeof(text), "%s %" PRIu64 " KiB", what, bytes >> 10);
+    return kv_disk_refuse(d, why, text, err);
+}
+
 /* Whether this many bytes may be written today and now. */
 static kvd_status admit_speed(kv_disk *d, uint64_t bytes, kvd_err *err)
 {
@@ -525,11 +535,14 @@ kvd_status kv_disk_space_admit(kv_disk *d, uint64_t bytes, bool salted, kvd_err 
                                   err);
     while (d->p.max_bytes && s->unit_bytes + d->reserved_bytes + bytes > d->p.max_bytes)
         if (!evict_one(d, EVICT_ANY))
-            return kv_disk_refuse(d, KV_DISK_PAUSE_MAX, "the cache has reached its size", err);
+            return refuse_size(d, KV_DISK_PAUSE_MAX,
+                               "the cache has reached its size, --kv-disk, of", d->p.max_bytes,
+                               err);
     while (d->p.min_free_bytes && os_dir_free(d->dir) < d->p.min_free_bytes + bytes)
         if (!evict_one(d, EVICT_ANY))
-            return kv_disk_refuse(d, KV_DISK_PAUSE_MIN_FREE,
-                                  "the filesystem has no more than its minimum free", err);
+            return refuse_size(d, KV_DISK_PAUSE_MIN_FREE,
+                               "the filesystem has no more free than --kv-disk-free,",
+                               d->p.min_free_bytes, err);
     KVD_TRY(admit_speed(d, bytes, err));
     d->stats.pause         = KV_DISK_RUNNING;
     d->stats.pause_text[0] = 0;

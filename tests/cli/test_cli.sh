@@ -18,7 +18,7 @@ expect "an option before the command" 2 'comes before its options' "$kvd" -m x
 expect "wrong command" 2 "did you mean 'perplexity'" "$kvd" perplexiti
 expect "wrong option" 2 "unknown option '--thread'; did you mean '--threads'" "$kvd" run --thread 2
 expect "wrong option, like another command's" 2 \
-    "unknown option '--samplers'$" "$kvd" run --samplers x
+    "unknown option '--samplez'$" "$kvd" run --samplez x
 expect "a model in place of an option" 2 'behind -m' "$kvd" plan model.gguf
 expect "option of another command" 2 'does not belong' "$kvd" doctor -c 4
 expect "bad number" 2 'whole number' "$kvd" run -c many
@@ -52,7 +52,7 @@ expect "two forms" 2 'one of schema_json, json_object' \
     "$kvd" run -m $tiny/qwen2.gguf --raw -p x --json-schema '{}' --json-object
 expect "a schema and no end" 2 'ignore-eos does not go' \
     "$kvd" run -m $tiny/qwen2.gguf --raw -p x --json-schema '{}' --ignore-eos
-expect "llama.cpp's options" 0 '-fa is llama.cpp.s and changes nothing here' \
+expect "llama.cpp's options" 0 '-fa is another program.s and changes nothing here' \
     "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 -fa on --no-mmap -mg 0 -sm none
 expect "not in the help" 1 '' sh -c "$kvd run --help | grep -q flash-attn"
 expect "no memory of its own" 3 'has no memory of its own.*--kv-device' \

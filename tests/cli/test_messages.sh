@@ -35,8 +35,8 @@ ctx                     ctx-size
 budg                    budget
 cors                    cors-origin
 cache                   -
-grammar                 -
-mirostat                -
+rpc                     -
+seed-mode               -
 lore                    -
 ssl-key-fil             -
 no-host                 -
@@ -62,7 +62,7 @@ while IFS='|' read -r fate words pattern; do
     read -ra words <<<"$words"
     case $fate in
     served) code=1 pattern='^kvdrive: --model none: No such file' ;;
-    left) code=1 pattern="^kvdrive: ${words[0]%=*} is llama.cpp's and changes nothing.*$pattern" ;;
+    left) code=1 pattern="${words[0]%=*} is another program's and changes nothing.*$pattern" ;;
     refused) code=2 pattern="^kvdrive serve: ${words[0]}: .*$pattern" ;;
     esac
     expect "llama-server's ${words[*]}, $fate" $code "$pattern" "$kvd" serve "${words[@]}" -m none
@@ -94,6 +94,7 @@ left|--keep 64|nothing is shifted
 left|--draft 16|not drafted
 left|--draft-max 16|not drafted
 left|--reasoning-format none|stays in its text
+left|--reasoning-format auto|stays in its text
 left|--reasoning-format=none|stays in its text
 left|--no-mmproj|text alone
 left|--threads-http 4|one thread
@@ -110,6 +111,36 @@ refused|--ssl-cert-file file|proxy
 refused|--lora file|merge
 refused|--mmproj file|text alone
 refused|-md file|drafts
+left|--cache-ram 2048|--cache-dir
+left|-cram 2048|--cache-dir
+left|--cache-prompt|cache_salt
+left|--no-cache-prompt|cache_salt
+left|--ctx-checkpoints 3|dropped
+left|-sps 0.5|holds most
+left|-ot exps=CPU|one device
+left|--n-cpu-moe 3|one device
+left|--cpu-moe|one device
+left|--log-disable|standard error
+left|--offline|downloaded
+left|--enable-prefix-caching|--cache-dir
+left|--enable-chunked-prefill|--max-gap
+left|--enable-auto-tool-choice|tools
+left|--tool-call-parser hermes|template
+left|--dtype bfloat16|file
+left|--block-size 16|256
+left|--trust-remote-code|no code
+left|--enforce-eager|recorded
+left|--disable-log-requests|never
+left|--kv-cache-dtype auto|--kv-record
+left|--reasoning-budget -1|chat_template_kwargs
+refused|--reasoning-budget 0|chat_template_kwargs
+refused|--chat-template-kwargs {"a":1}|chat_template_kwargs
+refused|--grammar x|response_format
+refused|--samplers top_k|--top-k
+refused|--kv-cache-dtype fp8|--kv-record
+refused|--swap-space 4|--kv-host
+refused|--max-num-batched-tokens 8192|-b N
+refused|-ctk q8_0|none of auto.f32.bf16: .*--kv-record
 refused|--max-model-len 8192|-c N
 refused|--max-num-seqs 8|--parallel N
 refused|--served-model-name name|--alias NAME

@@ -55,20 +55,23 @@ def test_other_servers_routes():
         assert s.get("/models") == s.get("/v1/models")
         assert s.get("/v1/health") == {"status": "ok"}
         for path, told in (("/completion", "/v1/completions"), ("/infill", "/v1/completions"),
-                           ("/embedding", "embeddings are not served"),
-                           ("/embeddings", "embeddings are not served"),
-                           ("/v1/embeddings", "embeddings are not served"),
-                           ("/rerank", "ranking is not served"),
-                           ("/reranking", "ranking is not served"),
-                           ("/v1/rerank", "ranking is not served"),
-                           ("/v1/reranking", "ranking is not served"),
-                           ("/lora-adapters", "adapters are not served")):
+                           ("/embedding", "no embeddings"), ("/embeddings", "no embeddings"),
+                           ("/v1/embeddings", "no embeddings"), ("/pooling", "no embeddings"),
+                           ("/rerank", "nothing is ranked"), ("/reranking", "nothing is ranked"),
+                           ("/v1/rerank", "nothing is ranked"), ("/score", "nothing is ranked"),
+                           ("/v1/reranking", "nothing is ranked"),
+                           ("/v1/audio/speech", "no sound"), ("/slots/0", "--cache-dir"),
+                           ("/lora-adapters", "merged (-m)"), ("/v1/load_lora_adapter", "(-m)"),
+                           ("/api/chat", "/v1/chat/completions"), ("/version", "GET /props"),
+                           ("/v1", "base URL"), ("/v1/v1/models", "leave /v1 out"),
+                           ("/v1/v1/chat/completions", "leave /v1 out")):
             for method in ("POST", "GET"):
                 status, headers, data = s.call(method, path, {} if method == "POST" else None)
                 message = json.loads(data)["error"]["message"]
                 assert status == 404 and headers["Allow"] is None, (path, status)
                 assert message.startswith(f"there is no {path}: ") and told in message, message
-        assert s.get("/nothing", want=404)["error"]["message"] == "there is no /nothing"
+        for path in ("/nothing", "/v1/nothing", "/slot/", "/v1/v2/models"):
+            assert s.get(path, want=404)["error"]["message"] == f"there is no {path}"
 
 
 def test_methods_that_are_taken():
@@ -80,8 +83,11 @@ def test_methods_that_are_taken():
             taken = [m for m, p in table if p == path]
             path += "tiny" if path == "/v1/models/" else ""
             for other in {"GET", "POST", "DELETE", "PUT", "HEAD"} - set(taken):
-                status, headers, _ = s.call(other, path)
+                status, headers, data = s.call(other, path)
                 assert (status, headers["Allow"]) == (405, ", ".join(taken)), (other, path, status)
+                if other != "HEAD":
+                    told = f"{path} does not take {other}, but {', '.join(taken)}"
+                    assert json.loads(data)["error"]["message"] == told, data
             if method == "GET":
                 assert s.call(method, path)[1]["Allow"] is None
         assert s.call("PUT", "/nothing")[1]["Allow"] is None
@@ -161,8 +167,15 @@ def test_lengths():
                                   (CHAT, {"messages": long}, "messages"),
                                   (RESPONSES, {"input": "x" * 4000}, "input"),
                                   (RESPONSES, {"input": long}, "input")):
-            assert s.error(path, body, field)["code"] == "context_length_exceeded", (path, field)
+            e = s.error(path, body, field)
+            assert e["code"] == "context_length_exceeded", (path, field)
+            assert "at most 4000 (-c of the server)" in e["message"], e
         s.error(COMPLETION, {"prompt": ""}, "prompt")
+    with Server("--kv-tokens", "512") as s:
+        e = s.error(COMPLETION, {"prompt": [65] * 600}, "prompt")
+        assert "600 tokens" in e["message"] and "512 (--kv-tokens of the server)" in e["message"], e
+        line = next(line for line in s.lines if "KV cache" in line)
+        assert "4 sequences (--parallel) of at most 4000 tokens (-c), 512 tokens" in line, line
 
 
 def test_log_of_requests():
@@ -274,7 +287,7 @@ def test_penalties_and_bias():
 
 
 WRONG = [  # field, value
-    ("max_tokens", -1), ("max_tokens", "many"), ("max_tokens", 1.5), ("temperature", -0.1),
+    ("max_tokens", -2), ("max_tokens", "many"), ("max_tokens", 1.5), ("temperature", -0.1),
     ("temperature", "hot"), ("temperature", 1e9), ("top_p", 1.1), ("top_p", -1), ("min_p", 2),
     ("top_k", 0.5), ("n", 0), ("n", 1000), ("stream", "yes"), ("seed", "x"),
     ("presence_penalty", 3), ("frequency_penalty", -3), ("stop", [""]), ("stop", [1]),

@@ -216,7 +216,8 @@ def test_errors_say_where_and_what():
 ROOT = HERE.parent.parent
 SHAPES = {"chat": ("srv_chat.c", CHAT), "text": ("srv_completion.c", COMPLETION),
           "responses": ("srv_responses.c", RESPONSES), "messages": ("srv_anthropic.c", MESSAGES)}
-ROW = r'\{ "(\w+)", "((?:[^"\\]|\\.)*)" \}'
+TEXT = r'"((?:[^"\\]|\\.)*)"'
+ROW = rf'\{{ "(\w+)",\s*{TEXT},\s*(?:{TEXT}|\w|\s)+ \}}'
 
 
 def code(name):
@@ -227,17 +228,24 @@ def words(text):
     return set(re.findall(r'"(\w+)"', text))
 
 
+def rows(text):
+    """Fields that are refused, with the values that are not."""
+    found = re.findall(ROW, text)
+    assert len(found) == text.count('{ "'), found
+    return {name: values for name, values, _ in found}
+
+
 def known():
     """By shape, what the code serves; and what it refuses, with the values it takes."""
     shared = words(re.search(r"define SRV_PARAM_NAMES(.*?[^\\])\n", code("srv_fields.h"), re.S)[1])
-    others = dict(re.findall(ROW, code("srv_others.c")))
+    others = rows(code("srv_others.c"))
     assert len(shared) > 15 and len(others) > 60, (shared, others)
     served, refused = {}, {}
     for shape, (file, _) in SHAPES.items():
         names = re.search(r" names\[\] = \{(.*?)\};", code(file), re.S)[1]
         assert "SRV_PARAM_NAMES" in names
         served[shape] = words(names) | shared
-        own = dict(re.findall(ROW, re.search(r" refused\[\] = \{(.*?)\};", code(file), re.S)[1]))
+        own = rows(re.search(r" refused\[\] = \{(.*?)\n?\};", code(file), re.S)[1])
         assert own and not served[shape] & set(own), shape
         refused[shape] = {name: values.replace('\\"', '"') for name, values in
                           {**others, **own}.items() if name not in served[shape]}
@@ -344,9 +352,10 @@ def test_examples():
 
 def test_refused_unless_harmless():
     """Every such field on every route: by its name, but for the values that ask for nothing."""
-    n = 0
+    n, ways = 0, set()
+    served, refused = known()
     with Server() as s:
-        for shape, fields in known()[1].items():
+        for shape, fields in refused.items():
             path = SHAPES[shape][1]
             ask = {k: 1 if k.startswith("max_") else v for k, v in ASKS[path].items()}
             for name, values in fields.items():
@@ -357,7 +366,9 @@ def test_refused_unless_harmless():
                     s.post(path, {**ask, name: value})
                 for value in () if values == "*" else odd:
                     message = error_of(s, path, {**ask, name: value})
-                    assert message == name + ": is not supported here", (path, value, message)
+                    told = re.fullmatch(name + r": is not supported here; (.{6,})", message)
+                    assert told, (path, value, message)
+                    ways.add(told[1])
                     n += 1
         ask = {"messages": HELLO, "continue_final_message": True}
         s.error("/apply-template", ask, "continue_final_message")
@@ -369,7 +380,93 @@ def test_refused_unless_harmless():
         s.wait_for(lambda: sum("frobnicate" in x for x in s.lines) == 1)
         for path in RESPONSES, MESSAGES:  # what is not known is not looked at
             s.post(path, {**ASKS[path], "return_progress": "x"})
-    assert n > 700, n
+    assert n > 700 and len(ways) > 50, (n, ways)
+    # what they lead to is there
+    routes = set(re.findall(r'"POST", "([^"]+)"', code("srv_routes.c")))
+    fields = set().union(*served.values()) | {"disable_parallel_tool_use"}
+    for way in ways:
+        assert set(re.findall(r"(/[a-z0-9/-]+)", way)) <= routes, way
+        assert set(re.findall(r"[a-z]+(?:_[a-z]+)+", way)) <= fields, way
+
+
+# What users of other servers send first: path, field, value, what the error says of it.
+WAYS = (
+    (CHAT, "grammar", "root ::= x", "use a JSON schema: response_format of type json_schema, or"),
+    (CHAT, "guided_choice", ["a", "b"], '{"enum": [...]}'),
+    (CHAT, "guided_regex", "a+", '"pattern"'),
+    (CHAT, "guided_grammar", "x", "use a JSON schema"),
+    (CHAT, "structured_outputs", {"json": PAIR}, "its json is one"),
+    (CHAT, "n_probs", 5, "use logprobs with top_logprobs"),
+    (CHAT, "mirostat", 2, "use temperature"),
+    (CHAT, "input", "x", "it belongs to /v1/responses: use messages"),
+    (CHAT, "prompt", "x", "it belongs to /v1/completions: use messages"),
+    (CHAT, "system", "x", "use a message of role system"),
+    (CHAT, "max_output_tokens", 5, "use max_tokens"),
+    (CHAT, "reasoning_format", "deepseek", "use none or auto"),
+    (COMPLETION, "messages", HELLO, "it belongs to /v1/chat/completions"),
+    (COMPLETION, "input", "x", "in /v1/completions prompt"),
+    (COMPLETION, "tools", [{}], "/v1/chat/completions"),
+    (RESPONSES, "messages", HELLO, "input in /v1/responses"),
+    (RESPONSES, "max_tokens", 5, "use max_output_tokens"),
+    (RESPONSES, "previous_response_id", "resp_1", "each request brings all"),
+    (RESPONSES, "response_format", {"type": "json_object"}, "text.format in /v1/responses"),
+    (MESSAGES, "stop", "x", "use stop_sequences"),
+    (MESSAGES, "output_config", {"effort": "low"}, "effort: is not supported here; use chat_tem"),
+    (RESPONSES, "text", {"verbosity": "low"}, "verbosity: is not supported here; say it in"),
+    (CHAT, "logit_bias", [[15, -100]], 'expected an object of biases by token: {"15": -100}'),
+    (CHAT, "logit_bias", {"a": 1}, '"a" is none of this model\'s tokens, 0 to '),
+    (CHAT, "logit_bias", {"264": 1}, "0 to 263 (/tokenize"),
+    (CHAT, "logit_bias", {"15": False}, "the bias of token 15 is not a number in [-100, 100]"),
+    (CHAT, "model", 5, "the server has one model"),
+    (CHAT, "messages", None, "is missing: expected a list of 1 to 8192 messages"),
+    (CHAT, "messages", [], "expected a list of 1 to 8192 messages"),
+    (CHAT, "stream_options", {}, "only with stream: true"),
+    (CHAT, "top_logprobs", 2, "only with logprobs: true"),
+    (COMPLETION, "prompt", None, "is missing: expected a text, a list of texts, or of tokens"),
+    (COMPLETION, "prompt", [1, 264], "entry 1 is none of this model's tokens, 0 to 263"),
+    (RESPONSES, "input", None, "is missing: expected a string or a list of items"),
+    (MESSAGES, "messages", None, "is missing: expected a list of messages"),
+    (MESSAGES, "max_tokens", None, "is missing: expected the most tokens"),
+    (MESSAGES, "messages", [*HELLO, {"role": "assistant", "content": "x"}], "end with the user's"),
+    ("/tokenize", "content", None, "is missing: expected a string"),
+    ("/tokenize", "prompt", "x", "use content"),
+    ("/tokenize", "messages", HELLO, "/v1/messages/count_tokens"),
+    ("/tokenize", "parse_special", True, "leave it out"),
+    ("/detokenize", "tokens", None, "is missing: expected a list of tokens"),
+    ("/detokenize", "tokens", [264], "entry 0 is none of this model's tokens, 0 to 263"),
+    ("/apply-template", "messages", None, "is missing: expected a list"),
+    ("/apply-template", "chat_template", "x", "--chat-template FILE"),
+    ("/apply-template", "continue_final_message", True, "answers begin anew"),
+)
+
+
+def test_ways_on():
+    """An error says what to send instead, in this server's words."""
+    with Server() as s:
+        for path, field, value, told in WAYS:
+            message = error_of(s, path, {**ASKS.get(path, {}), field: value})
+            assert message.startswith(field + ": ") and told in message, (path, field, message)
+
+
+def test_what_clients_send_for_nothing():
+    """Values by which clients of llama.cpp and vLLM say that they ask for nothing."""
+    with Server("--predict", "9", ctx=300) as s:
+        never = {"logit_bias": {"261": -100}}
+        for path, limits in ((CHAT, ("max_tokens", "max_completion_tokens", "n_predict")),
+                             (COMPLETION, ("max_tokens", "max_completion_tokens", "n_predict")),
+                             (RESPONSES, ("n_predict",))):
+            ask = {k: v for k, v in ASKS[path].items() if not k.startswith("max_")}
+            for limit in limits:  # to the end of the context
+                used = s.post(path, {**ask, **never, limit: -1})["usage"]
+                assert used["total_tokens"] == 300, (path, limit, used)
+                assert f"{limit}: -2 is not in [-1" in error_of(s, path, {**ask, limit: -2})
+        drawn = {"prompt": "x", "max_tokens": 12, "temperature": 2, **never}
+        texts = {s.post(COMPLETION, {**drawn, "seed": -1})["choices"][0]["text"] for _ in range(3)}
+        assert len(texts) == 3, texts
+        for path, ask in ASKS.items():
+            for field, value in (("reasoning_format", "auto"), ("reasoning_format", "none"),
+                                 ("logit_bias", []), ("logit_bias", {})):
+                s.post(path, {**ask, field: value})
 
 
 if __name__ == "__main__":

@@ -188,6 +188,12 @@ def test_headers_of_two_meanings():
                   b"Content-Length: 44\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
         got = all_of(c)
         assert b" 200 " not in got and got.count(b"HTTP/1.1 ") <= 1, got
+    with Server(env={"KVDRIVE_API_KEY": "sk-x"}) as s:  # a key is asked for first, where one is
+        for path, want in ((b"/health", b" 400 "), (b"/v1/models", b" 401 ")):
+            got = all_of(s.raw(b"GET " + path + b" HTTP/1.1\r\n" + host + host + b"\r\n"))
+            assert want in got and b"Connection: close" in got, (path, got)
+            line = f"{path.decode()}: status {int(want)} "
+            s.wait_for(lambda: any(line in x for x in s.lines))
 
 
 def all_of(c):

@@ -95,8 +95,18 @@ def test_a_port_that_somebody_has():
                 with Server("--host", "localhost", "--port", str(port)):
                     raise AssertionError("it serves beside somebody else")
             except AssertionError as e:
-                assert f"listening on localhost port {port}" in str(e), e
+                assert f"--port {port}: another program listens there, choose" in str(e), e
                 assert "in use" in str(e), e
+
+
+def test_addresses_that_are_not_there():
+    for host, told in (("192.0.2.1", "no address of this machine, choose another --host"),
+                       ("nobody.invalid", "--host nobody.invalid: ")):
+        try:
+            with Server("--host", host, "--without-key"):
+                raise AssertionError(f"it listens on {host}")
+        except AssertionError as e:
+            assert told in str(e), e
 
 
 def test_one_address():

@@ -318,7 +318,7 @@ def test_errors_are_told():
         p = open_page(s)
         say(p, "x" * 30000)
         wait_text(p, ".model .note", "No answer: ")
-        assert "have 4000" in text_of(p, ".model .note"), text_of(p, ".model .note")
+        assert "at most 4000" in text_of(p, ".model .note"), text_of(p, ".model .note")
         p.run("document.getElementById('most').value = 3")
         say(p, "short")  # what was refused is no part of the conversation
         wait_text(p, ".model:last-child .note", "answer 3 tokens")

@@ -242,7 +242,9 @@ def test_queue_limit():
         s.wait_for(lambda: s.slots()["waiting"] == 2)
         status, headers, data = s.call("POST", COMPLETION, LONG)
         assert status == 429 and int(headers["Retry-After"]) >= 1, (status, data)
-        assert json.loads(data)["error"]["type"] == "rate_limit_error"
+        e = json.loads(data)["error"]
+        assert e["type"] == "rate_limit_error", e
+        assert "2 requests are waiting" in e["message"] and "2 may (--queue)" in e["message"], e
         for c in held:
             c.close()
         s.wait_idle()
@@ -299,7 +301,8 @@ def test_as_many_as_there_is_room_for():
 
 def test_limits():
     with Server("--body-limit", "2000", "--connections", "40") as s:
-        assert s.call("POST", COMPLETION, "x" * 2001)[0] == 413
+        status, _, data = s.call("POST", COMPLETION, "x" * 2001)
+        assert status == 413 and b"2001 bytes: at most 2000 (--body-limit)" in data, data
         c = s.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                   b"Transfer-Encoding: chunked\r\n\r\n")
         try:

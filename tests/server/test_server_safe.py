@@ -136,7 +136,7 @@ def test_only_loopback_without_key():
     with Server("--host", "0.0.0.0", env={"KVDRIVE_API_KEY": KEY}) as s:
         assert s.call("GET", "/v1/models")[0] == 401
     with Server("--host", "127.0.0.1") as s:  # the port is taken
-        assert "listening" in refused("--port", str(s.port))
+        assert "choose another --port" in refused("--port", str(s.port))
 
 
 def test_host_and_origin():
@@ -146,12 +146,13 @@ def test_host_and_origin():
                            ("localhost.evil.example", 403), ("127.0.0.1.evil.example", 403),
                            ("", 403)):
             for path in ("/health", "/v1/models"):
-                assert s.call("GET", path, headers={"Host": host})[0] == want, host
+                status, _, data = s.call("GET", path, headers={"Host": host})
+                assert status == want and (want == 200 or b"--host" in data), (host, data)
         for origin, want in ((f"http://127.0.0.1:{s.port}", 200), ("http://evil.example", 403),
                              ("null", 403)):
-            status, headers, _ = s.call("POST", "/tokenize", {"content": "x"},
-                                        headers={"Origin": origin})
-            assert status == want, origin
+            status, headers, data = s.call("POST", "/tokenize", {"content": "x"},
+                                           headers={"Origin": origin})
+            assert status == want and (want == 200 or b"--cors-origin" in data), (origin, data)
             assert not any("access-control" in h.lower() for h in headers), headers
         assert s.call("OPTIONS", "/v1/models", headers={"Origin": "http://evil.example"})[0] == 403
     with Server("--cors-origin", "https://chat.example") as s:
@@ -299,8 +300,8 @@ def test_odd_methods_and_paths():
                 if status == want:
                     message = json.loads(body)["error"]["message"]
                     assert message.startswith(("there is no ", path)) and len(message) < 512
-                    assert set(message.replace("there is no ", "").replace(" does not take ", "")) \
-                        <= set(path + method), message
+                    told = re.sub("there is no | does not take |, but [A-Z, ]+$", "", message)
+                    assert set(told) <= set(path + method), message
                 assert len(text) < 600, text
         assert s.get("/health") == {"status": "ok"}
 

@@ -525,7 +525,7 @@ static void eviction(void **state)
     assert_int_equal(m2.n_span, 1);
     assert_int_equal(dm_put(d, token_, &u1, &rng_, &err), KVD_E_BUSY);
     assert_int_equal(stats_of(d).pause, KV_DISK_PAUSE_MAX);
-    assert_non_null(strstr(err.msg, "reached its size"));
+    assert_non_null(strstr(err.msg, "reached its size, --kv-disk, of "));
     kv_disk_match_close(d, &m2);
     token_[0] -= 2;
     assert_int_equal(dm_read(d, &m, token_, &rng_, false, &err), KVD_OK);
@@ -584,6 +584,8 @@ static void limits(void **state)
     d                = open_with(&p);
     assert_int_equal(dm_put(d, token_, &u, &rng_, &err), KVD_E_BUSY);
     assert_int_equal(stats_of(d).pause, KV_DISK_PAUSE_MIN_FREE);
+    assert_string_equal(stats_of(d).pause_text, "the filesystem has no more free than "
+                                                "--kv-disk-free, 4503599627370496 KiB");
     assert_int_equal(stats_of(d).n_unit, 0); /* all were given up for it */
     kv_disk_close(d);
 

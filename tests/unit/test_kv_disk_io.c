@@ -366,6 +366,71 @@ static void listing(void **state)
     kv_disk_close(d);
 }
 
+/* ---- the catalogue as a whole ------------------------------------------------------- */
+
+static uint32_t n_whole_; /* times that it was read through */
+
+static int count_whole(unsigned what, void *ctx, void *stmt, void *sql)
+{
+    (void)what;
+    (void)ctx;
+    (void)stmt;
+    n_whole_ += strstr(sql, "integrity_check") != NULL;
+    return 0;
+}
+
+static int watch_whole(sqlite3 *db, const char **why, const void *api)
+{
+    (void)why;
+    (void)api;
+    return sqlite3_trace_v2(db, SQLITE_TRACE_STMT, count_whole, NULL);
+}
+
+/* Whoever asks for what is not there asks again: that reads it all once, whatever comes of it. */
+static void a_catalogue_is_read_through_once(void **state)
+{
+    const kv_disk_params p = dm_params(dir_);
+    kv_disk_match        m;
+    kvd_err              err = { 0 };
+    uint64_t             n_ok, n_bad;
+    char                 path[512];
+    sqlite3             *db;
+    kv_disk             *d;
+
+    (void)state;
+    n_whole_ = 0;
+    sqlite3_auto_extension((void (*)(void))watch_whole);
+    d = open_filled(&p, &m);
+    kv_disk_match_close(d, &m);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(kv_disk_verify_catalog(d, &err), KVD_OK);
+    assert_int_equal(n_whole_, 1);
+    assert_int_equal(kv_disk_verify(d, &n_ok, &n_bad, &err), KVD_OK); /* reads, for who asks so */
+    assert_int_equal(n_whole_, 2);
+    kv_disk_close(d);
+
+    snprintf(path, sizeof(path), "%s/catalog.db", dir_);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db,
+                                  "PRAGMA writable_schema = ON; UPDATE sqlite_master SET sql ="
+                                  " 'CREATE INDEX name_unit ON name(block)' WHERE name ="
+                                  " 'name_unit'",
+                                  NULL, NULL, NULL),
+                     SQLITE_OK);
+    sqlite3_close(db);
+    assert_int_equal(kv_disk_open(&d, &p, &err), KVD_OK);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(kv_disk_verify_catalog(d, &err), KVD_E_CORRUPT);
+    assert_int_equal(n_whole_, 3);
+    kv_disk_close(d);
+    assert_int_equal(kv_disk_open(&d, &p, &err), KVD_OK);
+    assert_int_equal(stats_of(d).n_unit, 0); /* an empty one */
+    assert_int_equal(kv_disk_verify_catalog(d, &err), KVD_OK);
+    assert_int_equal(n_whole_, 4);
+    kv_disk_close(d);
+    sqlite3_cancel_auto_extension((void (*)(void))watch_whole);
+}
+
 static void newer_formats_are_refused(void **state)
 {
     const kv_disk_params p = dm_params(dir_);
@@ -403,6 +468,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_log_stays_until_it_is_synced, setup, teardown),
         cmocka_unit_test_setup_teardown(decode_allocates_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(listing, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_catalogue_is_read_through_once, setup, teardown),
         cmocka_unit_test_setup_teardown(newer_formats_are_refused, setup, teardown),
     };
 
