@@ -71,6 +71,7 @@ struct srv_call {
     srv_call              *prev, *next;      /* all that live */
     srv_call              *next_work;        /* for a worker, or back from one */
     uint64_t               born_ns, said_ns; /* said: a stream has given bytes */
+    uint64_t               woken_ns;         /* it was suspended until then */
     kvd_buf                body;
     uint64_t               n_body; /* of it, as counted in the server's */
     srv_reply              reply;

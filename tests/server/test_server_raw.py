@@ -209,6 +209,21 @@ def test_slow_reader_gets_all():
         c.close()
 
 
+def test_who_has_waited_is_no_slow_reader():
+    """The time that a reader has begins when there is something to read, however long it waited."""
+    with Server("--parallel", "1", "--queue", "100", "--read-timeout", "0.5", program=FAULT) as s:
+        held = s.raw_post(COMPLETION, ENDLESS)
+        until(held, b"data: ")
+        ask = {"prompt": "x", "max_tokens": 1, "stream": True}
+        waiting = [s.raw_post(COMPLETION, ask) for _ in range(100)]
+        s.wait_for(lambda: s.slots()["waiting"] == 100)
+        time.sleep(0.6)
+        held.close()
+        for c in waiting:
+            until(c, b"[DONE]")
+            c.close()
+
+
 def test_half_sent_and_idle():
     """1,000 idle connections and 100 half-sent requests change nothing; limits of time end them."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
