@@ -474,10 +474,12 @@ static bool late(uint64_t now, uint64_t since, double limit_s)
 
 void srv_http_tick(srv *s, uint64_t now)
 {
-    for (srv_conn *c = s->conns; c; c = c->next)
-        if (!c->in_call && (s->stop_ns || c->ended ||
+    for (srv_conn *c = s->conns; c; c = c->next) {
+        if (!c->in_call && (s->stop_ns || c->drained ||
                             late(now, c->since_ns, c->reading ? s->p.read_s : s->p.idle_s)))
             shutdown(c->fd, SHUT_RDWR);
+        c->drained = c->ended; /* at the next tick: the library reads in between */
+    }
     for (srv_call *c = s->calls; c; c = c->next) {
         if (c->gone && !c->at_work)
             srv_http_resume(c);

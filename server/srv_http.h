@@ -53,6 +53,7 @@ typedef struct srv_conn { /* one TCP connection */
     struct MHD_Connection *c;
     srv_call              *call;     /* NULL: none */
     bool                   ended;    /* the peer has closed, or will send no more */
+    bool                   drained;  /* what it had sent before has been read, if that was little */
     bool                   in_call;  /* its request has come whole, the reply is not out */
     bool                   reading;  /* of a request some has come */
     bool                   messages; /* its errors are in Anthropic's shape */
