@@ -215,6 +215,7 @@ void srv_http_resume(srv_call *c)
     if (!c->suspended)
         return;
     c->suspended = false;
+    c->woken_ns  = kvd_now_ns();
     MHD_resume_connection(c->c);
 }
 
@@ -470,15 +471,17 @@ static enum MHD_Result on_access(void *cls, struct MHD_Connection *mc, const cha
 
 static bool late(uint64_t now, uint64_t since, double limit_s)
 {
-    return (double)(now - since) > limit_s * NS;
+    return now > since && (double)(now - since) > limit_s * NS; /* it may have been woken since */
 }
 
 void srv_http_tick(srv *s, uint64_t now)
 {
-    for (srv_conn *c = s->conns; c; c = c->next)
-        if (!c->in_call && (s->stop_ns || c->ended ||
+    for (srv_conn *c = s->conns; c; c = c->next) {
+        if (!c->in_call && (s->stop_ns || c->drained ||
                             late(now, c->since_ns, c->reading ? s->p.read_s : s->p.idle_s)))
             shutdown(c->fd, SHUT_RDWR);
+        c->drained = c->ended; /* at the next tick: the library reads in between */
+    }
     for (srv_call *c = s->calls; c; c = c->next) {
         if (c->gone && !c->at_work)
             srv_http_resume(c);
@@ -487,7 +490,7 @@ void srv_http_tick(srv *s, uint64_t now)
         if (c->suspended && late(now, c->said_ns, s->p.keepalive_s)) {
             c->keepalive = true;
             srv_http_resume(c);
-        } else if (!c->suspended && late(now, c->said_ns, s->p.read_s)) {
+        } else if (!c->suspended && late(now, kvd_max_u64(c->said_ns, c->woken_ns), s->p.read_s)) {
             c->gone = true; /* it does not read */
             shutdown(c->conn->fd, SHUT_RDWR);
         }

@@ -53,6 +53,7 @@ typedef struct srv_conn { /* one TCP connection */
     struct MHD_Connection *c;
     srv_call              *call;     /* NULL: none */
     bool                   ended;    /* the peer has closed, or will send no more */
+    bool                   drained;  /* what it had sent before has been read, if that was little */
     bool                   in_call;  /* its request has come whole, the reply is not out */
     bool                   reading;  /* of a request some has come */
     bool                   messages; /* its errors are in Anthropic's shape */
@@ -71,6 +72,7 @@ struct srv_call {
     srv_call              *prev, *next;      /* all that live */
     srv_call              *next_work;        /* for a worker, or back from one */
     uint64_t               born_ns, said_ns; /* said: a stream has given bytes */
+    uint64_t               woken_ns;         /* it was suspended until then */
     kvd_buf                body;
     uint64_t               n_body; /* of it, as counted in the server's */
     srv_reply              reply;

@@ -310,25 +310,55 @@ static void preflight(srv_call *c)
     }
 }
 
+typedef struct heads {
+    uint32_t n_host, n_length, n_coding;
+    bool     odd; /* one has a name that is none */
+} heads;
+
+/* Of letters, digits and what else names may have.  Where a line goes on in the next one, the
+ * library adds that to the name, and so loses what says where the body ends. */
+static bool is_name(const char *s)
+{
+    static const char known[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "!#$%&'*+-.^_`|~";
+
+    return s[strspn(s, known)] == 0 && (strncasecmp(s, "Content-Length", 14) != 0 || !s[14]) &&
+           (strncasecmp(s, "Transfer-Encoding", 17) != 0 || !s[17]);
+}
+
 static enum MHD_Result count_head(void *cls, enum MHD_ValueKind kind, const char *key,
                                   const char *value)
 {
-    uint32_t *n = cls;
+    heads *h = cls;
 
     (void)kind;
     (void)value;
-    n[0] += strcasecmp(key, "Host") == 0;
-    n[1] += strcasecmp(key, "Content-Length") == 0;
+    h->n_host += strcasecmp(key, "Host") == 0;
+    h->n_length += strcasecmp(key, "Content-Length") == 0;
+    h->n_coding += strcasecmp(key, "Transfer-Encoding") == 0;
+    h->odd = h->odd || !is_name(key);
     return MHD_YES;
 }
 
-/* What a proxy may read otherwise than the library does, which takes the first of several. */
-static bool is_ambiguous(const srv_call *c)
+/* What a proxy may read otherwise than the library does, which takes the first of several, and
+ * reads to the end where the body's coding is another than the one that it knows.  false: it is
+ * refused. */
+static bool is_plain(srv_call *c)
 {
-    uint32_t n[2] = { 0 };
+    const char *coding = header(c, "Transfer-Encoding");
+    heads       h      = { 0 };
 
-    MHD_get_connection_values(c->c, MHD_HEADER_KIND, count_head, n);
-    return n[0] > 1 || n[1] > 1 || (n[1] && header(c, "Transfer-Encoding"));
+    MHD_get_connection_values(c->c, MHD_HEADER_KIND, count_head, &h);
+    if (h.odd)
+        srv_reply_error(&c->reply, 400, NULL, NULL,
+                        "a header has a name that is none, or goes on in another line");
+    else if (h.n_host > 1 || h.n_length + h.n_coding > 1)
+        srv_reply_error(&c->reply, 400, NULL, NULL, "Host, or the body's length, is given twice");
+    else if (coding && strcasecmp(coding, "chunked") != 0)
+        srv_reply_error(&c->reply, 501, NULL, NULL,
+                        "Transfer-Encoding: chunked is the only one there is here");
+    c->reply.last = c->reply.status != 0; /* where the next one begins, nobody can say */
+    return !c->reply.last;
 }
 
 /* The length that the request announces is checked before any of it is read. */
@@ -346,10 +376,9 @@ static void check_length(srv_call *c)
 bool srv_guard(srv_call *c, const char *method, const char *path)
 {
     find_route(c, method, path);
-    c->reply.last = is_ambiguous(c); /* where the next one begins, nobody can say */
-    if (c->reply.last)
-        srv_reply_error(&c->reply, 400, NULL, NULL, "Host, or the body's length, is given twice");
-    else if (!good_host(c))
+    if (!is_plain(c))
+        return false;
+    if (!good_host(c))
         srv_reply_error(&c->reply, 403, NULL, NULL,
                         "this Host is no name of loopback, where alone the server listens: ask for "
                         "localhost, or start it with another --host");

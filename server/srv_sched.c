@@ -434,7 +434,22 @@ static void begin_evaluation(srv_engine *e, srv_slot *s, srv_gen *g)
         explain(e, g, s->n);
 }
 
-/* The slot holds the first tokens of the prompt, or none; then the store may know some. */
+/* The slot whose prompt is being read for longest; NULL: none is. */
+static srv_slot *oldest_loading(srv_engine *e)
+{
+    srv_slot *old = NULL;
+
+    for (uint32_t i = 0; i < e->p.n_seq; i++) {
+        srv_slot *s = &e->slot[i];
+
+        if (s->gen && s->gen->loading && (!old || s->gen->order < old->gen->order))
+            old = s;
+    }
+    return old;
+}
+
+/* The slot holds the first tokens of the prompt, or none; then the store may know some, and it
+ * comes behind those that are being read: the store reads one until it is done, whoever asks. */
 static kvd_status begin_prompt(srv_engine *e, srv_slot *s, srv_gen *g, kvd_err *err)
 {
     const srv_request *r  = &g->job->req;
@@ -445,7 +460,7 @@ static kvd_status begin_prompt(srv_engine *e, srv_slot *s, srv_gen *g, kvd_err *
     memcpy(s->salt, r->salt, r->n_salt);
     s->n_salt = r->n_salt;
     if (!g->echo) /* it wants the logits of all of it */
-        st = srv_sched_begin(e, s, err);
+        st = s->n == 0 && oldest_loading(e) ? KVD_E_BUSY : srv_sched_begin(e, s, err);
     if (st == KVD_OK)
         begin_evaluation(e, s, g);
     g->loading = st == KVD_E_BUSY;
@@ -454,16 +469,10 @@ static kvd_status begin_prompt(srv_engine *e, srv_slot *s, srv_gen *g, kvd_err *
 
 bool srv_sched_load(srv_engine *e)
 {
-    srv_slot  *old = NULL;
+    srv_slot  *old = oldest_loading(e);
     kvd_err    err = { 0 };
     kvd_status st;
 
-    for (uint32_t i = 0; i < e->p.n_seq; i++) {
-        srv_slot *s = &e->slot[i];
-
-        if (s->gen && s->gen->loading && (!old || s->gen->order < old->gen->order))
-            old = s;
-    }
     if (!old)
         return false;
     st = srv_sched_begin(e, old, &err);

@@ -102,9 +102,11 @@ static const char *const sql_[CAT_N] = {
 
 /* ---- helpers ---------------------------------------------------------------------- */
 
+/* Rows that we add collide with none, unless some are left of units that there are not. */
 static bool is_damage(int rc)
 {
-    return (rc & 0xff) == SQLITE_CORRUPT || (rc & 0xff) == SQLITE_NOTADB;
+    return (rc & 0xff) == SQLITE_CORRUPT || (rc & 0xff) == SQLITE_NOTADB ||
+           (rc & 0xff) == SQLITE_CONSTRAINT;
 }
 
 static void path_in(const kv_disk *d, const char *name, char out[DISK_PATH_BYTES])
@@ -657,6 +659,8 @@ static kvd_status cat_connect(kv_disk *d, kvd_err *err)
     KVD_TRY(cat_files(d, path, err));
     rc = sqlite3_open_v2(path, &d->cat->db,
                          SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_NOFOLLOW, NULL);
+    if (rc == SQLITE_OK) /* we make no triggers: those that are there are somebody else's */
+        rc = sqlite3_db_config(d->cat->db, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, (int *)NULL);
     if (rc == SQLITE_OK)
         rc = sqlite3_exec(d->cat->db, setup, NULL, NULL, NULL);
     if (rc == SQLITE_ERROR) /* a header that SQLite does not take for a newer format's */

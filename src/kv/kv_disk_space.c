@@ -211,7 +211,8 @@ kvd_status kv_disk_space_seen(kv_disk *d, uint32_t file, uint64_t off, uint64_t 
     uint64_t    end;
 
     if (file == 0 || file == UINT32_MAX || bytes == 0 || !kvd_add(off, bytes, &end) ||
-        end > INT64_MAX || (off | bytes) % KV_DISK_PAGE_BYTES || (f && off < f->end))
+        end > INT64_MAX || (off | bytes) % KV_DISK_PAGE_BYTES || (f && off < f->end) ||
+        (s->n_file && file < s->file[s->n_file - 1].id)) /* the catalogue's order is none */
         return kvd_fail(err, KVD_E_CORRUPT, 0, "%s: a unit lies at a place that cannot be", d->dir);
     if (!f)
         f = file_add(s, file);

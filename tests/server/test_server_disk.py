@@ -3,6 +3,7 @@
 """A slow disk under the prefix cache: what is read from it stalls no other stream, and what takes
 longer to read than to evaluate is evaluated.  The speeds of both are set by signals (fault.c), so
 that which is faster does not depend on the machine."""
+import json
 import os
 import signal
 import statistics
@@ -171,6 +172,35 @@ def test_reader_leaves_while_it_is_read():
             for i in range(2):
                 _, text, cached = first_token(s, ask(i))
                 assert cached == 3499 and text == want[i], (i, cached)
+
+
+def test_who_comes_later_is_read_later():
+    """One prompt is read at a time, and the oldest goes on: one that gets the slot of who has left
+    takes no turn from those that wait for theirs."""
+    with Directory() as d:
+        with Server("--cache-dir", d, "--deterministic", program=FAULT) as s:
+            token(s, 9)
+            want = [first_token(s, ask(i, 800))[1] for i in range(3)]
+        with Server("--cache-dir", d, "--deterministic", "--parallel", "2", program=FAULT) as s:
+            token(s, 9)
+            disk(s, 1)  # a prompt takes 0.5 s
+            first, second = (s.raw_post(COMPLETION, {**ask(i, 800), "stream": True})
+                             for i in range(2))
+            s.wait_for(lambda: s.slots()["running"] == 2)
+            third = s.raw_post(COMPLETION, {**ask(2, 800), "stream": True})
+            s.wait_for(lambda: s.slots()["waiting"] == 1)
+            first.close()
+            s.wait_for(lambda: s.slots()["waiting"] == 0)
+            for i, c in ((1, second), (2, third)):
+                got = b""
+                while b"[DONE]" not in got:
+                    more = c.recv(65536)
+                    assert more, got
+                    got += more
+                events = [json.loads(x[6:]) for x in got.split(b"\n")
+                          if x.startswith(b"data: {")]
+                assert text_of(events) == want[i], (i, events)
+                c.close()
 
 
 if __name__ == "__main__":

@@ -178,7 +178,10 @@ def test_headers_of_two_meanings():
                 (host + b"Content-Length: 3\r\n" + chunked, coded, 400),
                 (host + chunked + length, coded, 400),
                 (host + b"Host: evil.example\r\n" + length, body, 400),
-                (b"Host: evil.example\r\n" + host + length, body, 400)):
+                (b"Host: evil.example\r\n" + host + length, body, 400),
+                (host + chunked + b"Transfer-Encoding: identity\r\n", coded, 400),
+                *((host + b"Transfer-Encoding: " + x + b"\r\n", coded, 501)
+                  for x in (b"gzip, chunked", b"identity", b"xchunked", b""))):
             c = s.raw(b"POST /tokenize HTTP/1.1\r\nConnection: close\r\n" + heads + b"\r\n" +
                       data)
             assert int(c.recv(1000).split()[1]) == want, heads
@@ -188,11 +191,19 @@ def test_headers_of_two_meanings():
                   b"Content-Length: 44\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
         got = all_of(c)
         assert b" 200 " not in got and got.count(b"HTTP/1.1 ") <= 1, got
-    with Server(env={"KVDRIVE_API_KEY": "sk-x"}) as s:  # a key is asked for first, where one is
-        for path, want in ((b"/health", b" 400 "), (b"/v1/models", b" 401 ")):
+        for odd in (b"Content-Length : 16", b"Content-Length:\r\n 16", b"Content-Length: 16\r\n ;",
+                    b"Transfer-Encoding : chunked", b"Transfer-Encoding: chunked\r\n\tx",
+                    b"X: y\r\n Content-Length: 16", b"X Y: z", b"X\x01: z", b"X\xe4: z"):
+            c = s.raw(b"POST /tokenize HTTP/1.1\r\n" + host + odd + b"\r\n\r\n"
+                      b"GET /v1/models HTTP/1.1\r\n" + host + b"\r\n")
+            got = all_of(c)
+            assert got.startswith(b"HTTP/1.1 400 ") and got.count(b"HTTP/1.1 ") == 1, (odd, got)
+            assert b"Connection: close" in got and b"name" in got, (odd, got)
+    with Server(env={"KVDRIVE_API_KEY": "sk-x"}) as s:  # whatever the route, and whoever asks
+        for path in (b"/health", b"/v1/models"):
             got = all_of(s.raw(b"GET " + path + b" HTTP/1.1\r\n" + host + host + b"\r\n"))
-            assert want in got and b"Connection: close" in got, (path, got)
-            line = f"{path.decode()}: status {int(want)} "
+            assert b" 400 " in got and b"Connection: close" in got, (path, got)
+            line = f"{path.decode()}: status 400 "
             s.wait_for(lambda: any(line in x for x in s.lines))
 
 

@@ -157,10 +157,15 @@ def test_ends_with_what_was_sent():
                 until(c, b"data: ")
                 c.close()
             s.wait_for(lambda: s.files() <= files, 2)
-        # a whole request is answered all the same, where its answer needs no waiting
-        c = s.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        c.shutdown(socket.SHUT_WR)
-        until(c, b"200 OK", b"ok")
+        # a whole request is answered all the same, where its answer needs no waiting; also where
+        # nothing has happened for a while, and limits of time are looked at when it comes
+        for wait in (0, 0.1, 0.15, 0.1):
+            c = s.raw()
+            time.sleep(wait)
+            c.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            c.shutdown(socket.SHUT_WR)
+            until(c, b"200 OK", b"ok")
+            c.close()
 
 
 def test_slow_reader():
@@ -207,6 +212,21 @@ def test_slow_reader_gets_all():
                   if line.startswith("data: {")]
         assert text_of(events) == want
         c.close()
+
+
+def test_who_has_waited_is_no_slow_reader():
+    """The time that a reader has begins when there is something to read, however long it waited."""
+    with Server("--parallel", "1", "--queue", "100", "--read-timeout", "0.5", program=FAULT) as s:
+        held = s.raw_post(COMPLETION, ENDLESS)
+        until(held, b"data: ")
+        ask = {"prompt": "x", "max_tokens": 1, "stream": True}
+        waiting = [s.raw_post(COMPLETION, ask) for _ in range(100)]
+        s.wait_for(lambda: s.slots()["waiting"] == 100)
+        time.sleep(0.6)
+        held.close()
+        for c in waiting:
+            until(c, b"[DONE]")
+            c.close()
 
 
 def test_half_sent_and_idle():
