@@ -564,27 +564,29 @@ kvd_status kv_disk_cat_oldest(kv_disk *d, bool                                sa
 
 /* ---- open and close --------------------------------------------------------------- */
 
-/* Puts a damaged catalogue aside, for whoever wants to look at it; what its rows named is then
- * removed as unknown. */
+/* Puts a damaged catalogue aside, for whoever wants to look at it, or where that cannot be removes
+ * it; what its rows named is then removed as unknown. */
 static void put_aside(kv_disk *d)
 {
     static const char *const tail[] = { "", "-wal", "-shm" };
     char                     from[DISK_PATH_BYTES], to[DISK_PATH_BYTES];
+    bool                     kept = true;
 
     for (uint32_t i = 0; i < KVD_COUNTOF(tail); i++) {
         snprintf(from, sizeof(from), "%s/catalog.db%s", d->dir, tail[i]);
         snprintf(to, sizeof(to), "%s/catalog.bad%s", d->dir, tail[i]);
         os_file_remove_in(d->dir_fd, to);
-        (void)os_file_rename_in(d->dir_fd, from, to, NULL);
+        if (os_file_rename_in(d->dir_fd, from, to, NULL) == KVD_OK)
+            continue;
+        kept = kept && i > 0; /* of the others there may be none */
+        os_file_remove_in(d->dir_fd, from);
     }
     path_in(d, "damaged", to);
     os_file_remove_in(d->dir_fd, to);
     d->stats.n_quarantined++;
     d->cat_broken = false;
-    kvd_log(KVD_LOG_WARN,
-            "%s: the cache starts empty, its catalogue was damaged (kept as "
-            "catalog.bad)",
-            d->dir);
+    kvd_log(KVD_LOG_WARN, "%s: the cache starts empty, its catalogue was damaged (%s)", d->dir,
+            kept ? "kept as catalog.bad" : "removed, as it cannot be kept as catalog.bad");
 }
 
 static int64_t pragma_int(sqlite3 *db, const char *sql)

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -792,21 +793,27 @@ static void lost_files(void **state)
     assert_int_equal(known(d, N_TOKEN, NULL), DM_BLOCK);
     kv_disk_close(d);
 
-    /* A catalogue that is none: put aside, the store starts empty. */
-    snprintf(path, sizeof(path), "%s/catalog.db", dir_);
-    f = fopen(path, "wb");
-    assert_non_null(f);
-    for (int i = 0; i < 100; i++)
-        fputs("this is not a database at all, not even close to one", f);
-    fclose(f);
-    d = open_plain();
-    assert_int_equal(stats_of(d).n_unit, 0);
-    assert_true(stats_of(d).n_quarantined > 0);
-    put_all(d);
-    check_all(d);
-    kv_disk_close(d);
-    snprintf(path, sizeof(path), "%s/catalog.bad", dir_);
-    assert_int_equal(access(path, F_OK), 0);
+    /* A catalogue that is none: put aside, the store starts empty; removed, if something is there
+     * that it cannot take the place of. */
+    for (int taken = 0; taken < 2; taken++) {
+        snprintf(path, sizeof(path), "%s/catalog.db", dir_);
+        f = fopen(path, "wb");
+        assert_non_null(f);
+        for (int i = 0; i < 100; i++)
+            fputs("this is not a database at all, not even close to one", f);
+        fclose(f);
+        d = open_plain();
+        assert_int_equal(stats_of(d).n_unit, 0);
+        assert_true(stats_of(d).n_quarantined > 0);
+        put_all(d);
+        check_all(d);
+        kv_disk_close(d);
+        snprintf(path, sizeof(path), "%s/catalog.bad", dir_);
+        assert_int_equal(access(path, F_OK), 0);
+        if (!taken)
+            assert_true(unlink(path) == 0 && mkdir(path, 0700) == 0);
+    }
+    assert_int_equal(rmdir(path), 0);
 }
 
 /* ---- against a model -------------------------------------------------------------- */
