@@ -117,7 +117,7 @@ kvd_status kv_disk_verify(kv_disk *d, uint64_t *n_ok, uint64_t *n_bad, kvd_err *
 
 kvd_status kv_disk_verify_catalog(kv_disk *d, kvd_err *err)
 {
-    return d->cat_sound ? KVD_OK : kv_disk_cat_verify(d, err);
+    return d->cat_sound && !d->cat_broken ? KVD_OK : kv_disk_cat_verify(d, err);
 }
 
 /* ---- clear, gc -------------------------------------------------------------------- */

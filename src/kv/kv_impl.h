@@ -153,7 +153,7 @@ struct kv_store {
     kvd_event  *written, *left;
     bool        in_place, no_fetch; /* kv_set_measure() */
     /* device_steps or host_lookup, not resident.  late: what a step does not wait for; urgent: what
-     * it waits for, where micro-batches go on meanwhile. */
+     * it waits for, where rows select or attend meanwhile. */
     kvd_stream *late, *urgent;
     kvd_event  *change_known, *late_done, *step_done, *arrived[KVD_MICRO_BATCHES_MAX];
     kv_schedule schedule;
@@ -478,9 +478,10 @@ kv_query   kv_query_rows(const kv_query *q, uint32_t first, uint32_t n);
 kvd_status kv_attend_near(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 /* The urgent misses in micro-batches, each as soon as they are there. */
 kvd_status kv_attend_urgent(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-/* start_urgent: those of micro-batch i, as soon as its windows have changed on `st`: beside it
- * where the schedule is elastic, else on it.  start_late: the other misses of all rows, beside
- * `st`, behind the urgent ones of micro-batch `last` where those are beside it as well. */
+/* start_urgent: those of micro-batch i, as soon as its windows have changed on `st`: on it where
+ * the host changes them and the schedule is sequential, else beside it.  start_late: the other
+ * misses of all rows, beside `st`, behind the urgent ones of micro-batch `last` where those are
+ * beside it as well. */
 kvd_status kv_start_urgent(kv_store *s, kvd_stream *st, const kv_query *part, uint32_t i,
                            kvd_err *err);
 kvd_status kv_start_late(kv_store *s, kvd_stream *st, const kv_query *q, uint32_t last,

@@ -133,7 +133,9 @@ static void rows_that_collide(void **state)
     make_store("INSERT INTO token SELECT max(id) + 1, x'00' FROM unit");
     d = open_store();
     assert_int_equal(known(d), 2 * DM_BLOCK);
+    assert_int_equal(kv_disk_verify_catalog(d, NULL), KVD_OK);
     assert_int_not_equal(put_block(d, 2), KVD_OK);
+    assert_int_equal(kv_disk_verify_catalog(d, NULL), KVD_E_CORRUPT);
     kv_disk_close(d);
     d = open_store();
     for (uint32_t i = 0; i < 3; i++)

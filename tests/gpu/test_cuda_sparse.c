@@ -203,6 +203,7 @@ static const span_shape spans[] = {
     { 6, 2, 128, 8, KVD_DTYPE_F32, 1, { 333 } },
     { 6, 2, 10, 8, KVD_DTYPE_F32, 1, { 333 } },
     { 2, 1, 512, 4, KVD_DTYPE_BF16, 1, { 130 } },
+    { 40, 20, 64, 4, KVD_DTYPE_BF16, 3, { 900, 77, 1500 } }, /* H200: 3 blocks a lane */
 };
 
 #define SPAN_CALLS 3u /* kept, window, urgent */

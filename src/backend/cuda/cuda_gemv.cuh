@@ -4,7 +4,8 @@
  *   gemv_kernel   a warp takes a row and all tokens, in floats, whatever the alignment; quantised
  *                 weights where floats are asked for
  *   once_kernel   (cuda_gemv_once.cuh) one or two tokens by unquantised weights
- *   mma_kernel    (cuda_gemv_mma.cuh) more tokens by unquantised weights: tensor cores
+ *   mma_kernel    (cuda_gemv_mma.cuh) more tokens by unquantised weights, or any number where the
+ *                 backend is deterministic: tensor cores
  *   tile_kernel   (cuda_gemv_tile.cuh) quantised weights: tensor cores, in integers
  *   one_kernel    (cuda_gemv_one.cuh) the same for one token, from compute capability 9.0 on
  *
@@ -150,8 +151,7 @@ static __device__ __forceinline__ float gemv_ahead(const gemv_args &a, uint32_t 
     return !a.swiglu && gemv_mine<ROWS>(a, block, &row, &token) ? gemv_before(a, row, token) : 0.0f;
 }
 
-/* Sums of a block's warps, in their order, times what the norm ahead makes of the thread's token.
- */
+/* Sums of a block's warps, in their order; by: the scale of the thread's token, from a norm. */
 template <uint32_t ROWS>
 static __device__ __forceinline__ void gemv_finish(const gemv_args &a, uint32_t block,
                                                    const float (*part)[ROWS][GEMV_TOKENS], float by,

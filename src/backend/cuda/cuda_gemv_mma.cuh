@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_gemv_mma.cuh - 3 to 8 tokens by unquantised weights, on tensor cores.
+/* cuda_gemv_mma.cuh - up to 8 tokens by unquantised weights, on tensor cores.
  *
  * A block takes 16 rows and its warps share the columns.  Operands are tf32, which holds 16-bit
  * weights exactly; activations, and 32-bit weights, are split in two (the upper 11 bits, and the
@@ -181,7 +181,7 @@ static __global__ void __launch_bounds__(GEMV_THREADS, BLOCKS)
         for (uint32_t u = 0; u < LOADS; u++) {
             const uint32_t e = at + lane % 4 * E + u * STEP, c = min(e, a.n_col - E);
 
-            mma_step<T, E, NORM>(w[u], x + c, a.norm + c, e < a.n_col, d, &square);
+            mma_step<T, E, NORM>(w[u], x + c, NORM ? a.norm + c : NULL, e < a.n_col, d, &square);
             w[u][0] = mma_load(row[0], e + NEXT, 16 / E, a.n_col);
             w[u][1] = mma_load(row[1], e + NEXT, 16 / E, a.n_col);
         }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_record.cuh - one warp copies or unpacks one record.
+/* cuda_record.cuh - one warp copies or unpacks one record, or two at once.
  *
  * Records in codes are unpacked by words: lane i takes words i, i + 32, ..., whose channels are the
  * same in all of them, asks for all it needs before it uses any, and can ask for one record while
@@ -54,7 +54,7 @@ static __device__ __forceinline__ void copy_record(const uint8_t *src, uint8_t *
     }
 }
 
-/* Two records: all of the second's first part is asked for before the first's is written. */
+/* Two records: of each part both are asked for before the first is written. */
 static __device__ __forceinline__ void copy_two(const uint8_t *src0, uint8_t *dst0,
                                                 const uint8_t *src1, uint8_t *dst1, uint64_t bytes)
 {

@@ -17,7 +17,7 @@
  * by 8). */
 #define CLUSTER_RANKS 7u
 #define CLUSTER_MIN   3u /* with fewer, separate blocks do as well */
-#define CLUSTER_FEW   4u /* for what comes first, the kept set: a few hundred keys */
+#define CLUSTER_FEW   4u /* at most, for what comes first, the kept set: a few hundred keys */
 
 /* A block's partial softmax of one span, and what it makes of all blocks'. */
 template <int DIMS, int SETS> struct cluster_part {
@@ -256,7 +256,7 @@ uint32_t cuda_span_ranks(const cuda_backend *be, const span_job &j, uint64_t n_l
 
     if (be->cc < 90 || bytes == 0 || bytes > be->smem_block || n < CLUSTER_MIN)
         return 0;
-    return j.a.first && j.n_span == 1 ? CLUSTER_FEW : (uint32_t)n;
+    return (uint32_t)(j.a.first && j.n_span == 1 ? kvd_min_u64(n, CLUSTER_FEW) : n);
 }
 
 template <int DIMS, int SETS>
