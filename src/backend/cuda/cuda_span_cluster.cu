@@ -248,10 +248,21 @@ static uint64_t cluster_bytes(const span_job &j)
     }
 }
 
+/* Places on all processors for blocks of clusters that share a lane's heads, of which there may be
+ * several; wide blocks have a processor for themselves. */
+static uint64_t cluster_places(const cuda_backend *be, const span_job &j)
+{
+    const uint32_t dims = j.a.kv.head_dim / 64, sets = j.group > SPAN_HEADS && dims <= 2 ? 2 : 1;
+    const uint32_t heads = sets * SPAN_HEADS;
+
+    return (uint64_t)(dims * sets > 2 ? 1 : SPAN_BLOCKS) * be->n_sm /
+           ((j.group + heads - 1) / heads);
+}
+
 /* At most three quarters of all places are taken. */
 uint32_t cuda_span_ranks(const cuda_backend *be, const span_job &j, uint64_t n_lane)
 {
-    const uint64_t bytes = cluster_bytes(j), places = (uint64_t)SPAN_BLOCKS * be->n_sm * 3 / 4;
+    const uint64_t bytes = cluster_bytes(j), places = cluster_places(be, j) * 3 / 4;
     const uint64_t n = kvd_min_u64(CLUSTER_RANKS, places / kvd_max_u64(1, n_lane));
 
     if (be->cc < 90 || bytes == 0 || bytes > be->smem_block || n < CLUSTER_MIN)
