@@ -126,8 +126,10 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
 
     memset(bytes, 0, KV_N_REGION * sizeof(*bytes));
     for (size_t i = 0; i < KVD_COUNTOF(part); i++) {
-        if (base)
-            *part[i].at = (uint8_t *)base[part[i].where].ptr + bytes[part[i].where];
+        uint8_t *from = base ? base[part[i].where].ptr : NULL;
+
+        if (base) /* a region of no bytes is none */
+            *part[i].at = from ? from + bytes[part[i].where] : NULL;
         bytes[part[i].where] += kvd_align_up(part[i].bytes, KVD_CACHE_LINE);
     }
 }
