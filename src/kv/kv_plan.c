@@ -57,6 +57,12 @@ static uint64_t step_copies(const kv_params *p)
     return p->sparse ? (uint64_t)p->n_seq * p->n_kv_head * (p->window_tokens / p->chunk_tokens) : 0;
 }
 
+/* A region of no bytes is none, and has no tables. */
+static void *table_at(const kvd_mem *region, uint64_t at)
+{
+    return region->ptr ? (uint8_t *)region->ptr + at : NULL;
+}
+
 void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem *base,
                   uint64_t *bytes)
 {
@@ -126,10 +132,8 @@ void kv_place_map(const kv_params *p, bool resident, kv_store *s, const kvd_mem 
 
     memset(bytes, 0, KV_N_REGION * sizeof(*bytes));
     for (size_t i = 0; i < KVD_COUNTOF(part); i++) {
-        uint8_t *from = base ? base[part[i].where].ptr : NULL;
-
-        if (base) /* a region of no bytes is none */
-            *part[i].at = from ? from + bytes[part[i].where] : NULL;
+        if (base)
+            *part[i].at = table_at(&base[part[i].where], bytes[part[i].where]);
         bytes[part[i].where] += kvd_align_up(part[i].bytes, KVD_CACHE_LINE);
     }
 }
