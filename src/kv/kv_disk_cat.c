@@ -138,6 +138,13 @@ static kvd_status cat_fail(kv_disk *d, int rc, kvd_err *err)
                     "%s/catalog.db: %s", d->dir, text);
 }
 
+/* KVD_E_CORRUPT once it has shown damage. */
+static kvd_status cat_intact(const kv_disk *d, kvd_err *err)
+{
+    return d->cat_broken ? kvd_fail(err, KVD_E_CORRUPT, 0, "%s/catalog.db: damaged", d->dir)
+                         : KVD_OK;
+}
+
 /* The statement ready for its parameters, or NULL. */
 static sqlite3_stmt *cat_use(kv_disk *d, cat_stmt which)
 {
@@ -725,8 +732,7 @@ static kvd_status cat_meta(kv_disk *d, kvd_err *err)
         d->stats.day_bytes = day[1];
     }
     d->clock = (uint64_t)pragma_int(d->cat->db, "SELECT ifnull(max(used), 0) + 1 FROM unit");
-    return d->cat_broken ? kvd_fail(err, KVD_E_CORRUPT, 0, "%s/catalog.db: damaged", d->dir)
-                         : KVD_OK;
+    return cat_intact(d, err);
 }
 
 static void note_name(const kv_disk *d, const char *name, char out[96])
@@ -866,8 +872,7 @@ static kvd_status cat_take_over(kv_disk *d, kvd_err *err)
 
     kv_disk_cat_alone(d);
     if (!kv_disk_cat_checkpoint(d, true))
-        return d->cat_broken ? kvd_fail(err, KVD_E_CORRUPT, 0, "%s/catalog.db: damaged", d->dir)
-                             : KVD_OK;
+        return cat_intact(d, err);
     path_in(d, "catalog.db", path);
     KVD_TRY(os_file_open_in(&d->log.db_fd, d->dir_fd, path, OS_OPEN_WRITE, err));
     path_in(d, "catalog.db-wal", path);
@@ -920,8 +925,7 @@ kvd_status kv_disk_cat_verify(kv_disk *d, kvd_err *err)
     sqlite3_stmt *s = NULL;
     int           rc;
 
-    if (d->cat_broken)
-        return kvd_fail(err, KVD_E_CORRUPT, 0, "%s/catalog.db: damaged", d->dir);
+    KVD_TRY(cat_intact(d, err));
     rc = sqlite3_prepare_v2(d->cat->db, "PRAGMA integrity_check(1)", -1, &s, NULL);
     if (rc == SQLITE_OK)
         rc = sqlite3_step(s);

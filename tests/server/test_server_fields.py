@@ -367,7 +367,7 @@ def test_refused_unless_harmless():
                 for value in () if values == "*" else odd:
                     message = error_of(s, path, {**ask, name: value})
                     told = re.fullmatch(name + r": is not supported here; (.{6,})", message)
-                    assert told, (path, value, message)
+                    assert told and "(null)" not in message, (path, value, message)
                     ways.add(told[1])
                     n += 1
         ask = {"messages": HELLO, "continue_final_message": True}

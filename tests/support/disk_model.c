@@ -309,3 +309,15 @@ kvd_status dm_read(kv_disk *d, const kv_disk_match *m, const int32_t *token, kvd
     }
     return KVD_OK;
 }
+
+uint64_t dm_known(kv_disk *d, const int32_t *token, uint64_t n_token, kvd_rng *rng, kvd_err *err)
+{
+    kv_disk_match m;
+    uint64_t      n;
+
+    if (dm_find(d, token, n_token, NULL, &m, err) != KVD_OK)
+        return 0;
+    n = dm_read(d, &m, token, rng, false, err) == KVD_OK ? m.n_token : 0;
+    kv_disk_match_close(d, &m);
+    return n;
+}

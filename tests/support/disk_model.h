@@ -57,5 +57,7 @@ kvd_status dm_find(kv_disk *d, const int32_t *token, uint64_t n_token, const cha
  * any other failure what the store said. */
 kvd_status dm_read(kv_disk *d, const kv_disk_match *m, const int32_t *token, kvd_rng *rng,
                    bool parts, kvd_err *err);
+/* How many leading tokens a store that may be damaged finds and reads whole; *err: why no more. */
+uint64_t dm_known(kv_disk *d, const int32_t *token, uint64_t n_token, kvd_rng *rng, kvd_err *err);
 
 #endif

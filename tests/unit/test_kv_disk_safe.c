@@ -61,15 +61,10 @@ static void put_block(kv_disk *d, uint32_t block)
 
 static uint64_t known(kv_disk *d)
 {
-    kv_disk_match m;
-    kvd_err       err = { 0 };
-    uint64_t      n;
+    kvd_err        err = { 0 };
+    const uint64_t n   = dm_known(d, token_, N_TOKEN, &rng_, &err);
 
-    if (dm_find(d, token_, N_TOKEN, NULL, &m, &err) != KVD_OK)
-        return 0;
-    n = dm_read(d, &m, token_, &rng_, false, &err) == KVD_OK ? m.n_token : 0;
     assert_int_not_equal(err.code, KVD_E_DEVICE); /* a wrong byte */
-    kv_disk_match_close(d, &m);
     return n;
 }
 
