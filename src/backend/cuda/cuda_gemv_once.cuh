@@ -56,7 +56,7 @@ static __device__ __forceinline__ void once_step(const gemv_args &a, const uint4
 
 #pragma unroll
     for (uint32_t t = 0; t < NT; t++)
-        mma_x<E>(a.x + min(t, a.n_token - 1) * a.x_stride + c, x[t]);
+        mma_x<E>(a.x + t * a.x_stride + c, x[t]);
 #pragma unroll
     for (uint32_t r = 0; r < ONCE_ROWS; r++) {
         float f[E];
@@ -93,7 +93,7 @@ static __device__ __forceinline__ void once_finish(const gemv_args &a, float sum
     if (threadIdx.x % SAME == 0)
         part[threadIdx.x / 32][threadIdx.x % 32 / SAME] = total;
     __syncthreads();
-    if (i >= rows || row >= (a.swiglu ? a.n_row / 2 : a.n_row) || t >= a.n_token)
+    if (i >= rows || row >= (a.swiglu ? a.n_row / 2 : a.n_row))
         return;
     if (a.swiglu)
         gemv_put_swiglu(a, row, t, once_output<S, NT>(part, i, t),
@@ -102,8 +102,8 @@ static __device__ __forceinline__ void once_finish(const gemv_args &a, float sum
         gemv_put(a, row, t, once_output<S, NT>(part, i, t), gemv_before(a, row, t));
 }
 
-/* S warps share ONCE_ROWS rows.  Of one token what has been used is asked for anew at once; of two
- * there are no registers for that. */
+/* NT tokens, all there are; S warps share ONCE_ROWS rows.  Of one token what has been used is asked
+ * for anew at once; of two there are no registers for that. */
 template <kvd_dtype T, uint32_t NT, uint32_t S>
 static __global__ void __launch_bounds__(GEMV_THREADS, ONCE_BLOCKS)
     once_kernel(const __grid_constant__ gemv_args a)

@@ -27,63 +27,48 @@ typedef struct record_shape {
 
 record_shape cuda_record_shape(const kvd_record_format *f); /* not of RAW */
 
-/* One warp, one record; 16 bytes at a time where both lie so. */
-static __device__ __forceinline__ void copy_record(const uint8_t *src, uint8_t *dst, uint64_t bytes)
+/* One warp, N records; 16 bytes at a time where all lie so, all records' asked for before any is
+ * written. */
+template <uint32_t N>
+static __device__ __forceinline__ void copy_all(const uint8_t *const (&src)[N],
+                                                uint8_t *const (&dst)[N], uint64_t bytes)
 {
     const uint32_t lane = threadIdx.x % WARP;
     const uint64_t n    = bytes / 16;
+    uint64_t       bits = 0;
 
-    if ((((uint64_t)src | (uint64_t)dst) & 15u) != 0) {
-        for (uint64_t i = lane; i < bytes; i += WARP)
-            dst[i] = src[i];
+#pragma unroll
+    for (uint32_t k = 0; k < N; k++)
+        bits |= (uint64_t)src[k] | (uint64_t)dst[k];
+    if ((bits & 15u) != 0) {
+#pragma unroll
+        for (uint32_t k = 0; k < N; k++) {
+            for (uint64_t i = lane; i < bytes; i += WARP)
+                dst[k][i] = src[k][i];
+        }
         return;
     }
     for (uint64_t first = lane; first < n; first += (uint64_t)COPY_AT_ONCE * WARP) {
-        uint4 x[COPY_AT_ONCE];
+        uint4 x[N][COPY_AT_ONCE];
 
 #pragma unroll
-        for (uint32_t i = 0; i < COPY_AT_ONCE; i++) {
-            if (first + i * WARP < n)
-                x[i] = ((const uint4 *)src)[first + i * WARP];
+        for (uint32_t i = 0; i < N * COPY_AT_ONCE; i++) {
+            const uint32_t k = i / COPY_AT_ONCE, at = i % COPY_AT_ONCE;
+            if (first + at * WARP < n)
+                x[k][at] = ((const uint4 *)src[k])[first + at * WARP];
         }
 #pragma unroll
-        for (uint32_t i = 0; i < COPY_AT_ONCE; i++) {
-            if (first + i * WARP < n)
-                ((uint4 *)dst)[first + i * WARP] = x[i];
+        for (uint32_t i = 0; i < N * COPY_AT_ONCE; i++) {
+            const uint32_t k = i / COPY_AT_ONCE, at = i % COPY_AT_ONCE;
+            if (first + at * WARP < n)
+                ((uint4 *)dst[k])[first + at * WARP] = x[k][at];
         }
     }
 }
 
-/* Two records: of each part both are asked for before the first is written. */
-static __device__ __forceinline__ void copy_two(const uint8_t *src0, uint8_t *dst0,
-                                                const uint8_t *src1, uint8_t *dst1, uint64_t bytes)
+static __device__ __forceinline__ void copy_record(const uint8_t *src, uint8_t *dst, uint64_t bytes)
 {
-    const uint32_t lane = threadIdx.x % WARP;
-    const uint64_t n    = bytes / 16;
-
-    if ((((uint64_t)src0 | (uint64_t)dst0 | (uint64_t)src1 | (uint64_t)dst1) & 15u) != 0) {
-        copy_record(src0, dst0, bytes);
-        copy_record(src1, dst1, bytes);
-        return;
-    }
-    for (uint64_t first = lane; first < n; first += (uint64_t)COPY_AT_ONCE * WARP) {
-        uint4 x[2][COPY_AT_ONCE];
-
-#pragma unroll
-        for (uint32_t i = 0; i < 2 * COPY_AT_ONCE; i++) {
-            const uint64_t at = first + i % COPY_AT_ONCE * WARP;
-            if (at < n)
-                x[i / COPY_AT_ONCE][i % COPY_AT_ONCE] =
-                    ((const uint4 *)(i < COPY_AT_ONCE ? src0 : src1))[at];
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 2 * COPY_AT_ONCE; i++) {
-            const uint64_t at = first + i % COPY_AT_ONCE * WARP;
-            if (at < n)
-                ((uint4 *)(i < COPY_AT_ONCE ? dst0 : dst1))[at] =
-                    x[i / COPY_AT_ONCE][i % COPY_AT_ONCE];
-        }
-    }
+    copy_all<1>({ src }, { dst }, bytes);
 }
 
 static __device__ __forceinline__ float unpack_code(const kvd_record_format &f, const uint8_t *rec,

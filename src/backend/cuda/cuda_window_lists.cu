@@ -220,7 +220,7 @@ static __device__ __forceinline__ void fetch_found(const kvd_window_fetch_args &
         }
         const unpack_place q = fetch_of(mine, __ffs((int)left) - 1);
         if constexpr (RAW)
-            copy_two(p.src, p.dst, q.src, q.dst, a.kv.record_bytes);
+            copy_all<2>({ p.src, q.src }, { p.dst, q.dst }, a.kv.record_bytes);
         else
             unpack_place_two(s, p, q, packed);
         left &= left - 1;
