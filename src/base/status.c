@@ -37,6 +37,34 @@ kvd_status kvd_fail(kvd_err *err, kvd_status code, int sys, const char *fmt, ...
     return code;
 }
 
+const char *kvd_short_path(const char *path, char buf[KVD_SHORT_PATH_BYTES])
+{
+    enum { path_max = 200 }; /* so that a long path does not push the cause out of the message */
+    const size_t len  = strlen(path);
+    const char  *tail = len > path_max ? path + (len - path_max) : path;
+
+    while (((unsigned char)*tail & 0xc0) == 0x80) /* not into the middle of a character */
+        tail++;
+    snprintf(buf, KVD_SHORT_PATH_BYTES, "%s%s", len > path_max ? "..." : "", tail);
+    return buf;
+}
+
+void kvd_err_name_path(kvd_err *err, const char *path)
+{
+    char   name[KVD_SHORT_PATH_BYTES], text[KVD_ERR_MSG_BYTES];
+    size_t len;
+
+    if (!err)
+        return;
+    kvd_short_path(path, name);
+    make_printable(name);
+    len = strlen(name);
+    if (strncmp(err->msg, name, len) == 0 && err->msg[len] == ':')
+        return;
+    memcpy(text, err->msg, sizeof(text));
+    snprintf(err->msg, sizeof(err->msg), "%s: %.*s", name, (int)(sizeof(text) - len - 3), text);
+}
+
 const char *kvd_status_name(kvd_status code)
 {
     switch (code) {

@@ -14,6 +14,12 @@
 /* Fills err (may be NULL) once, where the failure is found, and returns code. */
 kvd_status kvd_fail(kvd_err *err, kvd_status code, int sys, const char *fmt, ...) KVD_PRINTF(4, 5);
 
+#define KVD_SHORT_PATH_BYTES 256
+/* A path for a message: all of it, or "..." and its last 200 bytes.  Returns buf. */
+const char *kvd_short_path(const char *path, char buf[KVD_SHORT_PATH_BYTES]);
+/* Puts "PATH: " before the message of err (may be NULL) unless it begins with that. */
+void kvd_err_name_path(kvd_err *err, const char *path);
+
 /* Forwards a failure unchanged. */
 #define KVD_TRY(expr)                    \
     do {                                 \

@@ -20,13 +20,6 @@ typedef struct vocab_tables { /* only alive while tok_open() reads them */
     int32_t *attr;
 } vocab_tables;
 
-static const gguf_kv *find_array(const gguf_file *g, const char *key, gguf_type elem)
-{
-    const gguf_kv *kv = gguf_find(g, key);
-
-    return kv && gguf_kv_type(kv) == GGUF_ARRAY && gguf_kv_elem_type(kv) == elem ? kv : NULL;
-}
-
 static kvd_status read_strings(const gguf_kv *kv, tok_str **out, uint32_t *n, kvd_err *err)
 {
     const uint64_t count = gguf_kv_count(kv);
@@ -48,27 +41,35 @@ static kvd_status read_strings(const gguf_kv *kv, tok_str **out, uint32_t *n, kv
     return KVD_OK;
 }
 
+/* An array with one element for each token. */
+static kvd_status read_per_token(const gguf_file *g, const char *key, bool required, gguf_type elem,
+                                 uint32_t n_token, const gguf_kv **out, kvd_err *err)
+{
+    KVD_TRY(gguf_get_array(g, key, required, elem, out, err));
+    if (*out && gguf_kv_count(*out) != n_token)
+        return kvd_fail(err, KVD_E_CORRUPT, 0, "key \"%s\" has %llu elements for %u tokens", key,
+                        (unsigned long long)gguf_kv_count(*out), n_token);
+    return KVD_OK;
+}
+
+/* The format lets any of these be absent.  Text would be wrong without the types, the merges of
+ * BPE and the scores of SPM, so these are required. */
 static kvd_status read_tables(const gguf_file *g, tok_vocab *v, vocab_tables *t, kvd_err *err)
 {
-    const gguf_kv *tokens = find_array(g, "tokenizer.ggml.tokens", GGUF_STRING);
-    const gguf_kv *merges = find_array(g, "tokenizer.ggml.merges", GGUF_STRING);
-    const gguf_kv *scores = find_array(g, "tokenizer.ggml.scores", GGUF_F32);
-    const gguf_kv *attrs  = find_array(g, "tokenizer.ggml.token_type", GGUF_I32);
+    const bool     bpe = v->model == TOK_BPE;
+    const gguf_kv *tokens, *merges, *scores, *attrs;
 
-    if (!tokens)
-        return kvd_fail(err, KVD_E_CORRUPT, 0, "tokenizer.ggml.tokens is missing");
+    KVD_TRY(gguf_get_array(g, "tokenizer.ggml.tokens", true, GGUF_STRING, &tokens, err));
+    KVD_TRY(gguf_get_array(g, "tokenizer.ggml.merges", bpe, GGUF_STRING, &merges, err));
     KVD_TRY(read_strings(tokens, &t->token, &v->n_token, err));
     if (merges)
         KVD_TRY(read_strings(merges, &t->merge, &v->n_merge, err));
-    if ((scores && gguf_kv_count(scores) != v->n_token) ||
-        (attrs && gguf_kv_count(attrs) != v->n_token))
-        return kvd_fail(err, KVD_E_CORRUPT, 0,
-                        "tokenizer.ggml.scores or token_type do not have one entry for each of %u "
-                        "tokens",
-                        v->n_token);
+    KVD_TRY(read_per_token(g, "tokenizer.ggml.scores", !bpe, GGUF_F32, v->n_token, &scores, err));
+    KVD_TRY(
+        read_per_token(g, "tokenizer.ggml.token_type", true, GGUF_I32, v->n_token, &attrs, err));
     t->score = scores ? kvd_calloc(v->n_token, sizeof(float)) : NULL;
-    t->attr  = attrs ? kvd_calloc(v->n_token, sizeof(int32_t)) : NULL;
-    if ((scores && !t->score) || (attrs && !t->attr))
+    t->attr  = kvd_calloc(v->n_token, sizeof(int32_t));
+    if ((scores && !t->score) || !t->attr)
         return kvd_fail(err, KVD_E_NOMEM, 0, "tokenizer: no memory for %u entries", v->n_token);
     for (uint32_t i = 0; i < v->n_token; i++) {
         double  d = 0;
@@ -76,7 +77,7 @@ static kvd_status read_tables(const gguf_file *g, tok_vocab *v, vocab_tables *t,
 
         if (scores && gguf_kv_f64(scores, i, &d))
             t->score[i] = (float)d;
-        if (attrs && gguf_kv_i64(attrs, i, &a))
+        if (gguf_kv_i64(attrs, i, &a))
             t->attr[i] = (int32_t)a;
     }
     v->token = t->token;
@@ -86,7 +87,8 @@ static kvd_status read_tables(const gguf_file *g, tok_vocab *v, vocab_tables *t,
     return KVD_OK;
 }
 
-/* Token ids are optional; absent is -1, out of range is a damaged file. */
+/* Token ids are optional.  Absent is -1, and so is UINT32_MAX, by which some writers say that there
+ * is none; any other id out of range is a damaged file. */
 static kvd_status read_id(const gguf_file *g, const char *key, uint32_t n_token, int32_t *out,
                           kvd_err *err)
 {
@@ -340,6 +342,14 @@ static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *e
     return m->be->unified ? KVD_OK : place_weights(m, err);
 }
 
+/* Whatever a file could not be opened for, the message names the file. */
+static kvd_status fail_open(const kvd_model_params *p, kvd_status st, kvd_err *err)
+{
+    if (p->path && !p->shape)
+        kvd_err_name_path(err, p->path);
+    return st;
+}
+
 kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err *err)
 {
     kvd_model *m;
@@ -350,12 +360,12 @@ kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err
         return kvd_fail(err, KVD_E_INVAL, 0, "no model file given (-m)");
     m = kvd_calloc(1, sizeof(*m));
     if (!m)
-        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the model");
+        return fail_open(p, kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the model"), err);
     m->precise = p->precise || (p->backend && strcmp(p->backend, "ref") == 0);
     st         = open_parts(m, p, err);
     if (st != KVD_OK) {
         engine_model_close(m);
-        return st;
+        return fail_open(p, st, err);
     }
     *out = m;
     return KVD_OK;

@@ -95,6 +95,9 @@ kvd_status gguf_get_bool(const gguf_file *g, const char *key, bool required, boo
                          kvd_err *err);
 kvd_status gguf_get_str(const gguf_file *g, const char *key, bool required, gguf_str *out,
                         kvd_err *err);
+/* An array of elements of exactly that type; *out is NULL where it is absent and optional. */
+kvd_status gguf_get_array(const gguf_file *g, const char *key, bool required, gguf_type elem,
+                          const gguf_kv **out, kvd_err *err);
 bool       gguf_str_eq(gguf_str s, const char *z);
 
 uint64_t           gguf_n_tensor(const gguf_file *g);

@@ -53,19 +53,14 @@ const char *gguf_quote(gguf_str s, char buf[GGUF_QUOTE_BYTES])
 
 kvd_status gguf_bad(const gguf_reader *r, kvd_status code, uint64_t at, const char *fmt, ...)
 {
-    enum { path_max = 200 }; /* so that a long path does not push the cause out of the message */
-    const size_t len  = strlen(r->path);
-    const char  *tail = len > path_max ? r->path + (len - path_max) : r->path;
-    char         text[KVD_ERR_MSG_BYTES];
-    va_list      ap;
+    char    name[KVD_SHORT_PATH_BYTES], text[KVD_ERR_MSG_BYTES];
+    va_list ap;
 
-    while (((unsigned char)*tail & 0xc0) == 0x80) /* not into the middle of a character */
-        tail++;
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    return kvd_fail(r->err, code, 0, "%s%s: offset %" PRIu64 ": %s", len > path_max ? "..." : "",
-                    tail, at, text);
+    return kvd_fail(r->err, code, 0, "%s: offset %" PRIu64 ": %s", kvd_short_path(r->path, name),
+                    at, text);
 }
 
 /* ---- cursor ---------------------------------------------------------------------- */

@@ -178,9 +178,9 @@ static gguf_reader where(const gguf_file *g, kvd_err *err)
     return (gguf_reader){ g->part[0].map.data, g->part[0].map.bytes, 0, g->part[0].path, err };
 }
 
-/* The scalar behind key, or NULL with *st set. */
-static const gguf_kv *scalar(const gguf_file *g, const char *key, bool required, kvd_status *st,
-                             kvd_err *err)
+/* The entry of key, or NULL with *st set. */
+static const gguf_kv *look_up(const gguf_file *g, const char *key, bool required, kvd_status *st,
+                              kvd_err *err)
 {
     const gguf_reader r  = where(g, err);
     const gguf_kv    *kv = gguf_find(g, key);
@@ -214,7 +214,7 @@ kvd_status gguf_get_u32(const gguf_file *g, const char *key, bool required, uint
 {
     kvd_status     st;
     uint64_t       v;
-    const gguf_kv *kv = scalar(g, key, required, &st, err);
+    const gguf_kv *kv = look_up(g, key, required, &st, err);
 
     if (!kv)
         return st;
@@ -229,7 +229,7 @@ kvd_status gguf_get_f32(const gguf_file *g, const char *key, bool required, floa
 {
     kvd_status     st;
     double         v;
-    const gguf_kv *kv = scalar(g, key, required, &st, err);
+    const gguf_kv *kv = look_up(g, key, required, &st, err);
 
     if (!kv)
         return st;
@@ -245,7 +245,7 @@ kvd_status gguf_get_bool(const gguf_file *g, const char *key, bool required, boo
                          kvd_err *err)
 {
     kvd_status     st;
-    const gguf_kv *kv = scalar(g, key, required, &st, err);
+    const gguf_kv *kv = look_up(g, key, required, &st, err);
 
     if (!kv)
         return st;
@@ -258,11 +258,28 @@ kvd_status gguf_get_str(const gguf_file *g, const char *key, bool required, gguf
                         kvd_err *err)
 {
     kvd_status     st;
-    const gguf_kv *kv = scalar(g, key, required, &st, err);
+    const gguf_kv *kv = look_up(g, key, required, &st, err);
 
     if (!kv)
         return st;
     if (kv->type == GGUF_ARRAY || !gguf_kv_str(kv, 0, out))
         return wrong(g, kv, "a string", err);
+    return KVD_OK;
+}
+
+kvd_status gguf_get_array(const gguf_file *g, const char *key, bool required, gguf_type elem,
+                          const gguf_kv **out, kvd_err *err)
+{
+    kvd_status     st;
+    char           expected[32];
+    const gguf_kv *kv = look_up(g, key, required, &st, err);
+
+    *out = NULL;
+    if (!kv)
+        return st;
+    snprintf(expected, sizeof(expected), "an array of %s", gguf_type_name(elem));
+    if (kv->type != GGUF_ARRAY || kv->elem_type != elem)
+        return wrong(g, kv, expected, err);
+    *out = kv;
     return KVD_OK;
 }

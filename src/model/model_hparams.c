@@ -30,19 +30,22 @@ static kvd_status get_u32(const gguf_file *g, const char *arch, const char *suff
     return gguf_get_u32(g, key, required, out, err);
 }
 
-/* Some files give a per-layer array where one number is meant; we run models whose layers agree. */
-static kvd_status get_head_count(const gguf_file *g, const char *arch, const char *suffix,
-                                 uint32_t *out, kvd_err *err)
+/* Some files give an array with one number per layer; we run models whose layers agree. */
+static kvd_status get_head_count(const gguf_file *g, const model_hparams *hp, const char *suffix,
+                                 bool required, uint32_t *out, kvd_err *err)
 {
     char           key[96];
     const gguf_kv *kv;
     uint64_t       first = 0, x = 0;
 
-    snprintf(key, sizeof(key), "%s.%s", arch, suffix);
+    snprintf(key, sizeof(key), "%s.%s", hp->arch, suffix);
     kv = gguf_find(g, key);
     if (!kv || gguf_kv_type(kv) != GGUF_ARRAY)
-        return gguf_get_u32(g, key, false, out, err);
-    for (uint64_t i = 0; i < gguf_kv_count(kv); i++) {
+        return gguf_get_u32(g, key, required, out, err);
+    if (gguf_kv_count(kv) == 0 || gguf_kv_count(kv) != hp->n_layer)
+        return kvd_fail(err, KVD_E_CORRUPT, 0, "%s: %llu head counts for %u layers", key,
+                        (unsigned long long)gguf_kv_count(kv), hp->n_layer);
+    for (uint64_t i = 0; i < hp->n_layer; i++) {
         if (gguf_kv_elem_type(kv) >= GGUF_STRING || !gguf_kv_u64(kv, i, &x) || x > HEADS_MAX)
             return kvd_fail(err, KVD_E_CORRUPT, 0, "%s: element %llu is not a head count", key,
                             (unsigned long long)i);
@@ -53,8 +56,7 @@ static kvd_status get_head_count(const gguf_file *g, const char *arch, const cha
                             "%s: layers with different head counts (%llu and %llu)", key,
                             (unsigned long long)first, (unsigned long long)x);
     }
-    if (gguf_kv_count(kv))
-        *out = (uint32_t)first;
+    *out = (uint32_t)first;
     return KVD_OK;
 }
 
@@ -140,11 +142,11 @@ kvd_status model_hparams_read(model_hparams *hp, const model_arch **arch, const 
     KVD_TRY(get_u32(g, a, "embedding_length", true, &hp->n_embd, err));
     KVD_TRY(get_u32(g, a, "feed_forward_length", true, &hp->n_ff, err));
     KVD_TRY(get_u32(g, a, "context_length", true, &hp->n_ctx_train, err));
-    KVD_TRY(get_head_count(g, a, "attention.head_count", &hp->n_head, err));
+    KVD_TRY(get_head_count(g, hp, "attention.head_count", true, &hp->n_head, err));
     if (hp->n_head == 0)
-        return kvd_fail(err, KVD_E_CORRUPT, 0, "%s.attention.head_count is missing or 0", a);
+        return kvd_fail(err, KVD_E_CORRUPT, 0, "%s.attention.head_count is 0", a);
     hp->n_kv_head = hp->n_head;
-    KVD_TRY(get_head_count(g, a, "attention.head_count_kv", &hp->n_kv_head, err));
+    KVD_TRY(get_head_count(g, hp, "attention.head_count_kv", false, &hp->n_kv_head, err));
     hp->head_dim = hp->n_embd / hp->n_head;
     KVD_TRY(get_u32(g, a, "attention.key_length", false, &hp->head_dim, err));
     snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", a);

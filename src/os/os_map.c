@@ -41,28 +41,30 @@ static void *reserve(uint64_t bytes)
 static kvd_status map_fd(os_map *out, int fd, const char *path, kvd_err *err)
 {
     struct stat st;
+    char        name[KVD_SHORT_PATH_BYTES];
     void       *p;
 
     if (fstat(fd, &st) != 0)
-        return kvd_fail(err, KVD_E_IO, errno, "%s: stat", path);
+        return kvd_fail(err, KVD_E_IO, errno, "%s: stat", kvd_short_path(path, name));
     if (S_ISDIR(st.st_mode))
-        return kvd_fail(err, KVD_E_IO, EISDIR, "%s", path);
+        return kvd_fail(err, KVD_E_IO, EISDIR, "%s", kvd_short_path(path, name));
     if (!S_ISREG(st.st_mode))
-        return kvd_fail(err, KVD_E_IO, 0, "%s: not a regular file", path);
+        return kvd_fail(err, KVD_E_IO, 0, "%s: not a regular file", kvd_short_path(path, name));
     if (st.st_size == 0)
         return KVD_OK; /* nothing to map */
     p = reserve((uint64_t)st.st_size);
     if (p)
         p = mmap(p, (size_t)st.st_size, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
     if (!p || p == MAP_FAILED)
-        return kvd_fail(err, KVD_E_IO, errno, "%s: map %" PRIu64 " bytes", path,
-                        (uint64_t)st.st_size);
+        return kvd_fail(err, KVD_E_IO, errno, "%s: map %" PRIu64 " bytes",
+                        kvd_short_path(path, name), (uint64_t)st.st_size);
     *out = (os_map){ p, (uint64_t)st.st_size };
     return KVD_OK;
 }
 
 kvd_status os_map_open(os_map *out, const char *path, kvd_err *err)
 {
+    char       name[KVD_SHORT_PATH_BYTES];
     kvd_status st;
     int        fd;
 
@@ -70,7 +72,7 @@ kvd_status os_map_open(os_map *out, const char *path, kvd_err *err)
     /* NONBLOCK: a FIFO without a writer must be an error here, not a hang. */
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
-        return kvd_fail(err, KVD_E_IO, errno, "%s", path);
+        return kvd_fail(err, KVD_E_IO, errno, "%s", kvd_short_path(path, name));
     st = map_fd(out, fd, path, err);
     close(fd);
     return st;

@@ -189,7 +189,8 @@ printf 'model = %s\n' "$none" >"$tmp/config"
 expect "no model, by a configuration file" 1 "^kvdrive: $tmp/config: model $none: No such file" \
     "$kvd" run --config "$tmp/config" -p x
 cp $tiny/llama.gguf "$tmp/p"
-expect "an error that begins as the model's name does" 3 "^kvdrive: pre-tokenizer 'x' is not" \
+expect "an error that begins as the model's name does" 3 \
+    "^kvdrive: --model p: pre-tokenizer 'x' is not" \
     sh -c "cd $tmp && $kvd run -m p --pre x -p x"
 expect "an empty name of a model" 2 'model is an empty text, not the name of a file' \
     "$kvd" run -m "" -p x

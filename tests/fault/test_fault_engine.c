@@ -44,6 +44,9 @@ static kvd_status whole_way(const char *path, const char *backend, kvd_err *err)
     p.n_thread = 2;
     sp.n_ctx   = 64;
     st         = kvd_model_open(&m, &p, err);
+    if (st != KVD_OK &&
+        (strncmp(err->msg, path, strlen(path)) != 0 || err->msg[strlen(path)] != ':'))
+        fail_msg("'%s' does not name %s", err->msg, path);
     if (st == KVD_OK)
         st = kvd_tokenize(m, text, strlen(text), &none, 1, true, id, 64, &n, err);
     if (st == KVD_OK) {

@@ -241,7 +241,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         try_session(m, data, &info, size);
         kvd_model_close(m);
     } else {
-        must(!m);
+        must(!m && strncmp(err.msg, PATH ": ", sizeof(PATH) + 1) == 0);
         must_be_clean(&err);
         must(kvd_alloc_peak(false) - before <= HEAP_BASE + 64 * (uint64_t)size);
     }
