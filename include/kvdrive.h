@@ -163,8 +163,9 @@ typedef struct kvd_span {
     size_t start, end;
 } kvd_span; /* bytes, half open */
 
-/* Encodes text to token ids.  Special tokens are recognised only inside the trusted spans
- * (ascending, disjoint); n_trusted = 0 means nowhere, so user text stays text.
+/* Encodes text to token ids.  Control tokens are recognised only inside the trusted spans
+ * (ascending, disjoint); n_trusted = 0 means nowhere, so user text stays text.  Tokens that the
+ * vocabulary calls user-defined (Qwen's <tool_call>) are one token everywhere.
  * Bytes that the vocabulary has no token for are left out, as its tokenizer does.
  * *n_token receives the number needed; if that exceeds cap, nothing beyond cap is written and
  * the result is KVD_E_FULL.  Linear in len. */
@@ -417,7 +418,9 @@ KVD_API KVD_MUST_USE kvd_status kvd_eval(kvd_session *s, const kvd_batch *b, kvd
  * NULL if there is no such row, or only its best were kept.  Borrowed until the next evaluation. */
 KVD_API const float *kvd_logits(const kvd_session *s, uint32_t row);
 /* Appends any number of tokens to a sequence in batches of n_batch; logits row 0 is the last
- * token's.  On failure or cancellation the sequence is cut back to what it was. */
+ * token's.  On failure or cancellation the sequence is cut back to what it was.
+ * fn is told how many of the n_token tokens are done, evaluated or from the prefix cache: first 0,
+ * never fewer than before, at last all.  The last call cannot cancel. */
 KVD_API KVD_MUST_USE kvd_status kvd_prefill(kvd_session *s, uint32_t seq, const int32_t *token,
                                             size_t n_token, kvd_progress_fn fn, void *ctx,
                                             kvd_err *err);

@@ -9,8 +9,9 @@ TOK_DUMP is the test program tests/tools/tok_dump.c; without --tool it is compil
 folder with $CC.  NAME is one of smollm, gpt-2, llama-bpe, qwen2 (against Hugging Face
 `tokenizers`), gpt-4o (against `tiktoken`) and spm, spm-llama (against `sentencepiece`); without
 any, the vocabularies stored under tests/data/tok.  scripts/get-vocabs fetches those that are not.
-Each string is encoded twice: with no byte trusted, against the reference without its added tokens,
-and wholly trusted, against the reference with them (not for sentencepiece, which has no such mode).
+Each string is encoded twice: with no byte trusted, against the reference where control tokens are
+text, and wholly trusted, against the reference with them (not for sentencepiece, which has no such
+mode).  User-defined tokens are tokens in both.
 The ids must also stream back to the text where the reference loses nothing.
 Needs: tokenizers, tiktoken, sentencepiece, protobuf.
 """
@@ -222,30 +223,26 @@ class HuggingFace:
         else:
             pre = pt.Sequence([pt.Split(Regex(PUBLISHED[name]), "isolated"), byte_level])
 
-        def build(with_specials):
-            # Added tokens stay in the model's vocabulary so that their ids are the file's.
-            t = Tokenizer(
-                models.BPE(
-                    vocab={s: i for i, s in enumerate(tokens)},
-                    merges=[(tokens[a], tokens[b]) for a, b in merges],
-                    ignore_merges=name == "llama-bpe",
-                )
+        # Added tokens stay in the model's vocabulary so that their ids are the file's.
+        self.t = Tokenizer(
+            models.BPE(
+                vocab={s: i for i, s in enumerate(tokens)},
+                merges=[(tokens[a], tokens[b]) for a, b in merges],
+                ignore_merges=name == "llama-bpe",
             )
-            t.pre_tokenizer = pre
-            if name == "qwen2":
-                t.normalizer = normalizers.NFC()
-            if with_specials:
-                t.add_special_tokens(
-                    [AddedToken(s, normalized=False, special=True) for s in self.specials]
-                )
-            return t
-
-        self.plain, self.trusted = build(False), build(True)
+        )
+        self.t.pre_tokenizer = pre
+        if name == "qwen2":
+            self.t.normalizer = normalizers.NFC()
+        for s, a in zip(tokens, attrs):
+            if a in (3, 4):
+                added = AddedToken(s, normalized=False, special=a == 3)
+                (self.t.add_special_tokens if a == 3 else self.t.add_tokens)([added])
         self.what = f"tokenizers {version('tokenizers')}"
 
     def encode(self, text, trusted):
-        t = self.trusted if trusted else self.plain
-        return t.encode(text, add_special_tokens=False).ids
+        self.t.encode_special_tokens = not trusted
+        return self.t.encode(text, add_special_tokens=False).ids
 
 
 class TikToken:
@@ -300,11 +297,13 @@ class SentencePiece:
         m.normalizer_spec.remove_extra_whitespaces = False
         m.normalizer_spec.escape_whitespaces = True
         self.sp = sentencepiece.SentencePieceProcessor(model_proto=m.SerializeToString())
-        self.specials = [t for t, a in zip(tokens, attrs) if a in (3, 4)]
+        self.specials = [t for t, a in zip(tokens, attrs) if a == 3]
+        self.user = [t for t, a in zip(tokens, attrs) if a == 4]
         self.what = f"sentencepiece {version('sentencepiece')}"
 
     def encode(self, text, trusted):
-        return None if trusted else self.sp.encode(text)
+        # A space goes before every segment, as in Llama's reference; sentencepiece has no segments.
+        return None if trusted or any(u in text for u in self.user) else self.sp.encode(text)
 
 
 REFERENCE = {

@@ -56,8 +56,9 @@ typedef struct tok tok;
 kvd_status tok_open(tok **out, const tok_vocab *v, kvd_err *err);
 void       tok_close(tok *t);
 
-/* Encodes text, specials (control and user-defined tokens) recognised only when wholly inside a
- * trusted span (adjacent spans count as one); everywhere else their text is ordinary text.
+/* Encodes text.  A control token is recognised only when wholly inside a trusted span (adjacent
+ * spans count as one); everywhere else its text is ordinary text.  A user-defined token is
+ * recognised everywhere, but not where it would reach over the beginning or the end of such a span.
  * add_bos adds the BOS only if the model asks for one; an EOS is never added (a prompt goes on).
  * Appends to *ids; a failure leaves what they held.
  * Invalid UTF-8 is encoded byte by byte where the vocabulary allows, never rejected.

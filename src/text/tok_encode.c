@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tok_encode.c - text to ids: specials in trusted spans cut the text into segments; a segment is
- * normalised, split into words, and each word's symbols are merged.
+/* tok_encode.c - text to ids: control tokens in trusted spans and user-defined tokens anywhere cut
+ * the text into segments; a segment is normalised, split into words, and each word's symbols are
+ * merged.
  *
  * An encoder lives for one tok_encode(); on failure the caller's ids are cut back to what they
  * held.  Thread: the caller's. */
@@ -186,42 +187,47 @@ static size_t skip_ascii_space(const char *s, size_t pos, size_t len)
     return pos;
 }
 
-/* Encodes what a span holds; *pending is where the open segment began. */
-static kvd_status encode_span(encoder *e, const char *text, size_t len, kvd_span span,
-                              size_t *pending)
+/* The next byte that is trusted, at i or behind it, and the end of its span; len where none is.
+ * Spans that touch count as one.  *at: the first span that holds a byte at i or behind it. */
+static kvd_span next_trusted(const kvd_span *trusted, size_t n, size_t i, size_t len, size_t *at)
 {
-    size_t i = span.start < *pending ? *pending : span.start;
+    kvd_span span = { len, len };
 
-    while (i < span.end) {
-        const uint32_t id = tok_special_at(e->t, text + i, span.end - i);
-        size_t         id_len;
-
-        if (id == TOK_NONE) {
-            i++;
-            continue;
-        }
-        KVD_TRY(encode_segment(e, text + *pending, i - *pending));
-        KVD_TRY(push_id(e, id));
-        (void)tok_text(e->t, id, &id_len);
-        i += id_len;
-        if (e->t->flag[id] & FLAG_RSTRIP)
-            i = skip_ascii_space(text, i, len);
-        *pending = i;
-    }
-    return KVD_OK;
+    while (*at < n && (trusted[*at].end <= i || trusted[*at].start == trusted[*at].end))
+        (*at)++;
+    if (*at == n)
+        return span;
+    span = trusted[*at];
+    for (size_t k = *at + 1; k < n && trusted[k].start == span.end; k++)
+        span.end = trusted[k].end;
+    span.start = span.start < i ? i : span.start;
+    return span;
 }
 
 static kvd_status encode_all(encoder *e, const char *text, size_t len, const kvd_span *trusted,
                              size_t n_trusted)
 {
-    size_t pending = 0;
+    kvd_span span    = { 0, 0 }; /* of trusted text, the one that holds i or comes next */
+    size_t   pending = 0;        /* where the open segment began */
+    size_t   at      = 0;
 
-    for (size_t i = 0; i < n_trusted;) {
-        kvd_span span = trusted[i++];
+    for (size_t i = 0; i < len;) {
+        if (span.end <= i)
+            span = next_trusted(trusted, n_trusted, i, len, &at);
+        const bool        inside = span.start <= i;
+        const size_t      stop   = inside ? span.end : span.start;
+        const tok_special found  = tok_special_at(e->t, text + i, stop - i, inside);
 
-        while (i < n_trusted && trusted[i].start == span.end) /* adjacent ones count as one */
-            span.end = trusted[i++].end;
-        KVD_TRY(encode_span(e, text, len, span, &pending));
+        if (found.id == TOK_NONE) {
+            i += found.len;
+            continue;
+        }
+        KVD_TRY(encode_segment(e, text + pending, i - pending));
+        KVD_TRY(push_id(e, found.id));
+        i += found.len;
+        if (e->t->flag[found.id] & FLAG_RSTRIP)
+            i = skip_ascii_space(text, i, len);
+        pending = i;
     }
     return encode_segment(e, text + pending, len - pending);
 }

@@ -31,9 +31,10 @@ typedef enum tok_split {
     SPLIT_GPT4O
 } tok_split;
 
-enum tok_flag {                    /* bits of tok.flag[] */
-                FLAG_HIDDEN   = 1, /* control, unknown, unused: tok_is_special() */
-                FLAG_MATCH    = 2, /* control, user-defined: recognised in trusted text */
+enum tok_flag {                  /* bits of tok.flag[] */
+                FLAG_HIDDEN = 1, /* control, unknown, unused: tok_is_special() */
+                FLAG_MATCH =
+                    2, /* control (in trusted text), user-defined (everywhere): found by text */
                 FLAG_END      = 4, /* ends generation */
                 FLAG_RSTRIP   = 8, /* white space behind it belongs to it (Phi-3) */
                 FLAG_ORDINARY = 16 /* normal: may stand for a whole word */
@@ -142,7 +143,13 @@ void       tok_scratch_free(tok_scratch *sc);
 
 /* ---- tok_special.c ---- */
 kvd_status tok_special_build(tok *t, kvd_err *err);
-/* The longest special that is a prefix of s[0..len); TOK_NONE: none. */
-uint32_t tok_special_at(const tok *t, const char *s, size_t len);
+typedef struct tok_special {
+    uint32_t id;  /* TOK_NONE: none */
+    size_t   len; /* bytes of its text; without one, how far to go on before looking again */
+} tok_special;
+/* The longest special that is a prefix of s[0..len).  In text that is not trusted a control token
+ * is text: all of it is skipped, with the specials that begin inside it, as in Hugging Face's
+ * tokenizers. */
+tok_special tok_special_at(const tok *t, const char *s, size_t len, bool trusted);
 
 #endif

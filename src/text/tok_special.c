@@ -98,19 +98,23 @@ static uint32_t lower_bound(const tok *t, uint32_t lo, uint32_t hi, size_t at, u
     return lo;
 }
 
-uint32_t tok_special_at(const tok *t, const char *s, size_t len)
+tok_special tok_special_at(const tok *t, const char *s, size_t len, bool trusted)
 {
-    uint32_t found = TOK_NONE;
+    tok_special found = { .id = TOK_NONE, .len = 1 };
 
     if (len == 0)
-        return TOK_NONE;
+        return found;
     uint32_t lo = t->first[(uint8_t)s[0]], hi = t->first[(uint8_t)s[0] + 1];
     for (size_t at = 1; lo < hi; at++) {
-        size_t first_len;
+        const uint32_t id = t->special[lo]; /* of equal texts the lowest id */
+        size_t         first_len;
 
-        (void)tok_text(t, t->special[lo], &first_len);
+        (void)tok_text(t, id, &first_len);
         if (first_len == at)
-            found = t->special[lo]; /* of equal texts the lowest id */
+            found = (tok_special){
+                .id  = trusted || !(t->flag[id] & FLAG_HIDDEN) ? id : TOK_NONE,
+                .len = at,
+            };
         if (at >= len)
             break;
         lo = lower_bound(t, lo, hi, at, (uint8_t)s[at]);
@@ -121,11 +125,7 @@ uint32_t tok_special_at(const tok *t, const char *s, size_t len)
 
 int32_t tok_find_special(const tok *t, const char *text, size_t len)
 {
-    const uint32_t id = tok_special_at(t, text, len);
-    size_t         id_len;
+    const tok_special found = tok_special_at(t, text, len, true);
 
-    if (id == TOK_NONE)
-        return -1;
-    (void)tok_text(t, id, &id_len);
-    return id_len == len ? (int32_t)id : -1;
+    return found.id != TOK_NONE && found.len == len ? (int32_t)found.id : -1;
 }

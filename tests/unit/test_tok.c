@@ -259,6 +259,66 @@ static void test_special_search(void **state)
     check_ids(t, "e\xcc\x81<|im_end|>\xcc\x81", 2 + 1, 13, IDS(963, 151645, 53839));
 }
 
+/* Expected ids are those of Hugging Face's tokenizers 0.23.3 for Qwen3's tokenizer.json, with
+ * encode_special_tokens where nothing is trusted. */
+static void test_user_defined_everywhere(void **state)
+{
+    static const char call[] = "a<tool_call>\n{}</tool_call><|im_end|>";
+    const tok        *t      = toks[QWEN3];
+
+    (void)state;
+    check_ids(t, call, NOWHERE, IDS(64, 151657, 198, 6257, 151658, 27, 91, 318, 6213, 91, 29));
+    check_ids(t, call, 0, sizeof(call) - 1, IDS(64, 151657, 198, 6257, 151658, 151645));
+    check_ids(t, call, 27, sizeof(call) - 1, IDS(64, 151657, 198, 6257, 151658, 151645));
+    check_ids(t, "<think>x</think>", NOWHERE, IDS(151667, 87, 151668));
+    /* The beginning or the end of a trusted span is inside its text: it is no token. */
+    for (size_t cut = 1; cut < 7; cut++) {
+        const kvd_span half[2] = { { 0, cut }, { cut, 7 } };
+
+        for (size_t i = 0; i < 2; i++) {
+            tok_ids ids = encode(t, "<think>", 7, &half[i], 1);
+
+            assert_true(ids.len > 1);
+            tok_ids_free(&ids);
+        }
+    }
+    const kvd_span empty = { 3, 3 }; /* no text is trusted */
+    tok_ids        ids   = encode(t, "<think>", 7, &empty, 1);
+    assert_int_equal(ids.len, 1);
+    tok_ids_free(&ids);
+}
+
+/* In text that is not trusted a control token is skipped as a whole. */
+static void test_user_defined_in_control(void **state)
+{
+    const tok_str token[] = { { "<", 1 },  { "a", 1 },   { ">", 1 },   { "<a", 2 },
+                              { "a>", 2 }, { "<<a", 3 }, { "<a>>", 4 } };
+    const int32_t attr[]  = {
+         1, 1, 1, TOK_CONTROL, TOK_USER_DEFINED, TOK_CONTROL, TOK_USER_DEFINED
+    };
+    const tok_vocab v = { .model   = TOK_BPE,
+                          .pre     = { "gpt-2", 5 },
+                          .n_token = 7,
+                          .token   = token,
+                          .attr    = attr,
+                          .bos     = -1,
+                          .eos     = -1,
+                          .eot     = -1,
+                          .unk     = -1 };
+    tok            *t = NULL;
+
+    (void)state;
+    assert_int_equal(tok_open(&t, &v, NULL), KVD_OK);
+    check_ids(t, "<a>", NOWHERE, IDS(0, 1, 2));
+    check_ids(t, "<a>", 0, 3, IDS(3, 2));
+    check_ids(t, "a>", NOWHERE, IDS(4));
+    check_ids(t, "<<a>", NOWHERE, IDS(0, 0, 1, 2));
+    check_ids(t, "<a>>", NOWHERE, IDS(6));
+    check_ids(t, "<a>>", 0, 2, IDS(3, 2, 2)); /* text behind a span does not change it */
+    check_ids(t, "a>>", 1, 2, IDS(1, 2, 2));
+    tok_close(t);
+}
+
 static void test_bad_spans(void **state)
 {
     static const kvd_span bad[][2] = { { { 0, 4 }, { 3, 5 } },
@@ -297,6 +357,7 @@ static void test_longest_special(void **state)
     check_ids(t, "<abba<abb<aa", 0, 12, IDS(4, 2, 1, 3, 0));
     check_ids(t, "<abba", 0, 4, IDS(2, 1, 0));       /* the longest inside the span */
     check_ids(t, "<abba", NOWHERE, IDS(0, 1, 1, 0)); /* no token for '<' */
+    check_ids(t, "<aa<ab<a", NOWHERE, IDS(3, 0, 0, 1, 3));
     assert_true(tok_is_special(t, 2));
     assert_false(tok_is_special(t, 3));
     tok_close(t);
@@ -341,9 +402,10 @@ static void test_spm(void **state)
     check_ids(t, "\xf0\x9f\xa7\xbf", NOWHERE, IDS(29871, 243, 162, 170, 194));
     check_ids(t, "\xff\n", NOWHERE, IDS(29871, 258, 13));
     check_ids(t, "\xe2\x96\x81Hello", NOWHERE, IDS(29871, 15043));
-    /* what is typed never becomes a special or a byte token */
+    /* what is typed never becomes a control or a byte token; Phi-3's </s> is user-defined */
     tok_ids ids = encode(t, "</s><s><unk><0x0A>", 18, NULL, 0);
-    for (size_t i = 0; i < ids.len; i++)
+    assert_int_equal(ids.data[0], 2);
+    for (size_t i = 1; i < ids.len; i++)
         assert_true(ids.data[i] > 258);
     tok_ids_free(&ids);
 }
@@ -620,6 +682,8 @@ int main(void)
         cmocka_unit_test(test_bad_vocabularies),
         cmocka_unit_test(test_specials_only_where_trusted),
         cmocka_unit_test(test_special_search),
+        cmocka_unit_test(test_user_defined_everywhere),
+        cmocka_unit_test(test_user_defined_in_control),
         cmocka_unit_test(test_bad_spans),
         cmocka_unit_test(test_longest_special),
         cmocka_unit_test(test_bos_and_ends),
