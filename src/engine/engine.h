@@ -295,12 +295,16 @@ kvd_status         engine_attn(kvd_session *s, const model_run *r, uint32_t laye
                                const kvd_kv_layout *layout, const kvd_kv_seq *part, uint32_t n_part,
                                kvd_err *err);
 
-/* Whom kvd_prefill() tells how far it is, of a part that begins behind `done` of its tokens. */
+/* Whom kvd_prefill() tells how far it is. */
 typedef struct engine_progress {
     kvd_progress_fn fn; /* or NULL */
     void           *ctx;
-    uint32_t        done, n_token; /* n_token: of all parts */
+    uint32_t        done;    /* tokens before the part that is evaluated, restored ones included */
+    uint32_t        n_token; /* of the whole prompt */
+    uint32_t       *told;    /* the most that was told: what is evaluated again counts once */
 } engine_progress;
+/* Calls fn, if there is one; KVD_E_CANCELED where it says so. */
+kvd_status engine_tell_progress(const engine_progress *to, uint32_t done, kvd_err *err);
 
 /* engine_prompt.c: n_token tokens, a segment at most, appended to a sequence whose KV is current,
  * one layer after the other, each in batches of n_row; for stores that are not resident.  Fills

@@ -398,6 +398,16 @@ kvd_status engine_eval(kvd_session *s, const kvd_batch *b, kvd_err *err)
     return eval_work(s, &w, err);
 }
 
+kvd_status engine_tell_progress(const engine_progress *to, uint32_t done, kvd_err *err)
+{
+    if (done > *to->told)
+        *to->told = done;
+    if (!to->fn || to->fn(to->ctx, *to->told, to->n_token))
+        return KVD_OK;
+    return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after %u of %u tokens", done,
+                    to->n_token);
+}
+
 /* A part of a prompt and what is known of all of it. */
 typedef struct prefill {
     uint32_t        seq, final_len;
@@ -419,9 +429,7 @@ static kvd_status prefill_batches(kvd_session *s, const prefill *p, const int32_
                                .more      = done + n < n_token && kv_resident(s->kv),
                                .final_len = p->final_len };
 
-        if (p->to.fn && !p->to.fn(p->to.ctx, all, p->to.n_token))
-            return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after %u of %u tokens", all,
-                            p->to.n_token);
+        KVD_TRY(engine_tell_progress(&p->to, all, err));
         KVD_TRY(eval_work(s, &w, err));
         done += n;
     }
@@ -503,20 +511,19 @@ static kvd_status restore(kvd_session *s, uint32_t seq, const int32_t *token, ui
                 : kvd_fail(err, KVD_E_BUSY, 0, "what is known of the prompt is still being read");
 }
 
-/* In segments: each is sealed before the next one, so they are cut at the same places where all is
- * resident. */
+/* The next n_token tokens of a prompt of which to->done are there, in segments.  Each is sealed
+ * before the next one, so they are cut at the same places where all is resident. */
 static kvd_status prefill_part(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
-                               kvd_progress_fn fn, void *ctx, kvd_err *err)
+                               const engine_progress *to, kvd_err *err)
 {
-    prefill p = { .seq       = seq,
-                  .final_len = s->seq[seq].n_token + n_token,
-                  .to        = { .fn = fn, .ctx = ctx, .n_token = n_token } };
+    prefill p = { .seq = seq, .final_len = s->seq[seq].n_token + n_token, .to = *to };
 
-    while (p.to.done < n_token) {
-        const uint32_t n       = (uint32_t)kvd_min_u64(n_token - p.to.done, s->n_segment);
+    for (uint32_t done = 0; done < n_token;) {
+        const uint32_t n       = (uint32_t)kvd_min_u64(n_token - done, s->n_segment);
         const bool     batches = kv_resident(s->kv) || n <= s->params.n_batch;
 
-        KVD_TRY((batches ? prefill_batches : prefill_layers)(s, &p, token + p.to.done, n, err));
+        KVD_TRY((batches ? prefill_batches : prefill_layers)(s, &p, token + done, n, err));
+        done += n;
         p.to.done += n;
     }
     return KVD_OK;
@@ -525,12 +532,15 @@ static kvd_status prefill_part(kvd_session *s, uint32_t seq, const int32_t *toke
 /* With a prefix cache the last token is always a batch of its own, as it is when all others are
  * known: the same prompt gives the same bits, cold or not. */
 static kvd_status prefill_rest(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n,
-                               kvd_progress_fn fn, void *ctx, kvd_err *err)
+                               const engine_progress *to, kvd_err *err)
 {
+    engine_progress last = *to;
+
     if (!s->cached || n == 1)
-        return prefill_part(s, seq, token, n, fn, ctx, err);
-    KVD_TRY(prefill_part(s, seq, token, n - 1, fn, ctx, err));
-    return prefill_part(s, seq, token + n - 1, 1, NULL, NULL, err);
+        return prefill_part(s, seq, token, n, to, err);
+    KVD_TRY(prefill_part(s, seq, token, n - 1, to, err));
+    last.done += n - 1;
+    return prefill_part(s, seq, token + n - 1, 1, &last, err);
 }
 
 /* Whether what is left of a prompt of n tokens goes on as decode steps over a restored index. */
@@ -541,7 +551,7 @@ static bool resumes_sparsely(const kvd_session *s, uint32_t known, uint32_t n)
 }
 
 static kvd_status resume_sparse(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n,
-                                kvd_progress_fn fn, void *ctx, kvd_err *err)
+                                const engine_progress *to, kvd_err *err)
 {
     engine_attention_admit(s, seq);
     for (uint32_t i = 0; i < n; i++) {
@@ -549,8 +559,7 @@ static kvd_status resume_sparse(kvd_session *s, uint32_t seq, const int32_t *tok
             .n_token = 1, .token = token + i, .only_seq = seq, .want_last = i + 1 == n
         };
 
-        if (fn && !fn(ctx, i, n))
-            return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after %u of %u tokens", i, n);
+        KVD_TRY(engine_tell_progress(to, to->done + i, err));
         KVD_TRY(eval_work(s, &w, err));
     }
     return KVD_OK;
@@ -559,8 +568,9 @@ static kvd_status resume_sparse(kvd_session *s, uint32_t seq, const int32_t *tok
 kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, size_t n_token,
                           kvd_progress_fn fn, void *ctx, kvd_err *err)
 {
-    uint32_t   before, known;
-    kvd_status st;
+    uint32_t        before, told = 0;
+    engine_progress to = { .fn = fn, .ctx = ctx, .told = &told };
+    kvd_status      st;
 
     if (seq >= s->params.n_seq || n_token == 0)
         return kvd_fail(err, KVD_E_INVAL, 0, "prefill of %zu tokens into sequence %u of %u",
@@ -576,11 +586,13 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
                         n_token, before, s->params.n_ctx);
     if (before == 0)
         kv_seq_salt(s->kv, seq, NULL, 0);
-    KVD_TRY(restore(s, seq, token, (uint32_t)n_token, 0, err));
-    known = s->seq[seq].n_token - before;
-    st    = (resumes_sparsely(s, known, (uint32_t)n_token)
-                 ? resume_sparse
-                 : prefill_rest)(s, seq, token + known, (uint32_t)n_token - known, fn, ctx, err);
+    to.n_token = (uint32_t)n_token;
+    KVD_TRY(engine_tell_progress(&to, 0, err));
+    KVD_TRY(restore(s, seq, token, to.n_token, 0, err));
+    to.done = s->seq[seq].n_token - before;
+    st      = (resumes_sparsely(s, to.done, to.n_token)
+                   ? resume_sparse
+                   : prefill_rest)(s, seq, token + to.done, to.n_token - to.done, &to, err);
     if (st == KVD_OK)
         kv_seq_store_tail(s->kv, s->model->stream, seq);
     if (st == KVD_OK && fn)

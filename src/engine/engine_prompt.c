@@ -143,10 +143,7 @@ static kvd_status report(const prompt *p, uint32_t layer, uint32_t first, kvd_er
     if (atomic_exchange_explicit(&p->s->cancel, false, memory_order_relaxed))
         return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled in layer %u at token %u", layer,
                         first);
-    if (p->to.fn && !p->to.fn(p->to.ctx, done, p->to.n_token))
-        return kvd_fail(err, KVD_E_CANCELED, 0, "prefill canceled after about %llu of %u tokens",
-                        (unsigned long long)done, p->to.n_token);
-    return KVD_OK;
+    return engine_tell_progress(&p->to, (uint32_t)done, err);
 }
 
 /* Queries of the last tokens, which the last batch has left in its buffer. */

@@ -99,22 +99,50 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     return s;
 }
 
+typedef struct watch {
+    uint64_t n_call, last, total, second; /* second: the first that is not 0 */
+} watch;
+
+static bool on_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    watch *w = ctx;
+
+    if (w->n_call++ == 0)
+        assert_int_equal(done, 0);
+    assert_true(done >= w->last && done <= total && total == w->total);
+    w->last = done;
+    if (w->second == 0)
+        w->second = done;
+    return true;
+}
+
+/* Progress counts the prompt's tokens from 0 to all of them, whether they were known or not. */
+static void check_progress(const watch *w, uint32_t n, uint64_t known)
+{
+    assert_true(w->n_call >= 2 && w->second >= known);
+    assert_int_equal(w->last, n);
+    if (known)
+        assert_int_equal(w->second, known);
+}
+
 /* Tokens [0, common) of text 0, then of another text; returns how many were known. */
 static uint64_t prefill(kvd_session *s, uint32_t n, uint32_t common, uint32_t text)
 {
     kvd_stats c = { .struct_size = sizeof(c) };
     int32_t  *t = malloc(n * sizeof(*t));
     uint64_t  before;
+    watch     w = { .total = n };
 
     kvd_session_get_stats(s, &c);
     before = c.n_cached;
     for (uint32_t i = 0; i < n; i++)
         t[i] = tiny_token(i < common ? 0 : text, i);
-    if (kvd_prefill(s, 0, t, n, NULL, NULL, &err) != KVD_OK)
+    if (kvd_prefill(s, 0, t, n, on_progress, &w, &err) != KVD_OK)
         fail_msg("%s", err.msg);
     free(t);
     assert_int_equal(kvd_seq_len(s, 0), n);
     kvd_session_get_stats(s, &c);
+    check_progress(&w, n, c.n_cached - before);
     kv_check(s->kv);
     return c.n_cached - before;
 }
