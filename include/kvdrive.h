@@ -351,6 +351,9 @@ typedef struct kvd_session_params {
     const uint32_t *host_records;
     uint32_t        n_host_records; /* layers times KV heads */
     kvd_lookup      lookup;
+    /* Most sequences parked by kvd_seq_move(); kvd_plan.n_parked says how many places there are:
+     * not more than kv_tokens has blocks of 256, and none where kv_spills. */
+    uint32_t n_parked;
 } kvd_session_params;
 #define KVD_SESSION_PARAMS_INIT                   \
     {                                             \
@@ -385,6 +388,7 @@ typedef struct kvd_plan {
      * context and code, and what it may hold; of host memory, what the device reads there. */
     uint64_t device_bytes, device_context_bytes, device_limit_bytes;
     uint64_t pinned_bytes;
+    uint32_t n_parked; /* places for parked sequences; their tables are in host_bytes */
 } kvd_plan;
 /* What kvd_session_open() would take, without allocating it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,
@@ -474,6 +478,20 @@ KVD_API KVD_MUST_USE kvd_status kvd_session_set_attention(kvd_session           
 /* Forgets all tokens from n_keep on; more than it holds is KVD_E_INVAL. */
 KVD_API KVD_MUST_USE kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep,
                                                  kvd_err *err);
+/* Parks a sequence, or brings a parked one back.  Numbers from n_seq to n_seq + kvd_plan.n_parked -
+ * 1 are parked sequences: they take no tokens, but keep the K and V of theirs, which count in
+ * kv_tokens, and what the prefix cache has to know of them.  One of `from` and `to` is such a
+ * number, the other is below n_seq; `to` must be empty, `from` is empty afterwards.  A prompt that
+ * is under way ends.  No K and V are copied, so a move takes microseconds to some milliseconds.
+ * kvd_seq_len(), kvd_seq_common() and kvd_seq_placement() take these numbers, too, and
+ * kvd_seq_truncate() to 0 drops a parked sequence.  Where not all is resident, tokens of a parked
+ * sequence that are not sealed may be given up when others need their room: kvd_seq_len() tells.
+ * kvd_session_set_attention() with another index drops all parked sequences. */
+KVD_API KVD_MUST_USE kvd_status kvd_seq_move(kvd_session *s, uint32_t from, uint32_t to,
+                                             kvd_err *err);
+/* How many tokens a sequence has in common with the beginning of token[0 .. n_token). */
+KVD_API uint32_t kvd_seq_common(const kvd_session *s, uint32_t seq, const int32_t *token,
+                                uint32_t n_token);
 /* Appends n_token tokens with made-up K and V, without evaluating anything: for measuring speed at
  * depth.  What follows is not text. */
 KVD_API KVD_MUST_USE kvd_status kvd_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token,

@@ -402,7 +402,21 @@ void kvd_hold_close(kvd_hold *h)
 
 uint32_t kvd_seq_len(const kvd_session *s, uint32_t seq)
 {
-    return seq < s->params.n_seq ? s->seq[seq].n_token : 0;
+    return engine_seq_len(s, seq);
+}
+
+uint32_t kvd_seq_common(const kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token)
+{
+    return engine_seq_common(s, seq, token, n_token);
+}
+
+kvd_status kvd_seq_move(kvd_session *s, uint32_t from, uint32_t to, kvd_err *err)
+{
+    kvd_err own = { 0 };
+
+    err = err ? err : &own;
+    KVD_TRY(engine_model_alive(s->model, err));
+    return engine_model_note(s->model, engine_seq_move(s, from, to, err), err);
 }
 
 kvd_status kvd_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err)
@@ -558,17 +572,16 @@ double kvd_session_get_lane_mass(const kvd_session *s, uint32_t layer, uint32_t 
 
 bool kvd_seq_placement(const kvd_session *s, uint32_t seq, kvd_placement *out)
 {
-    kvd_placement p = { 0 };
-    kv_where      w = { 0 };
+    kvd_placement p     = { 0 };
+    kv_where      w     = { 0 };
+    const bool    found = engine_seq_where(s, seq, &w);
 
-    if (seq < s->params.n_seq)
-        kv_seq_where(s->kv, seq, &w);
     p.device_tokens = w.device;
     p.host_tokens   = w.host;
     p.disk_tokens   = w.disk;
     p.window_tokens = w.window;
     give_struct(out, &p, sizeof(p));
-    return seq < s->params.n_seq;
+    return found;
 }
 
 kvd_status kvd_cache_command(const char *dir, kvd_cache_verb verb, uint64_t max_bytes, char **json,

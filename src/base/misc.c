@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/check.h"
@@ -128,4 +129,16 @@ bool kvd_json_deeper(const char *s, size_t len, uint32_t most)
             depth--;
     }
     return false;
+}
+
+uint32_t kvd_common_tokens(const int32_t *a, const int32_t *b, uint32_t n)
+{
+    enum { STEP = 64 }; /* compared at once while they are the same */
+    uint32_t i = 0;
+
+    while (i + STEP <= n && memcmp(a + i, b + i, STEP * sizeof(*a)) == 0)
+        i += STEP;
+    while (i < n && a[i] == b[i])
+        i++;
+    return i;
 }

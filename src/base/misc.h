@@ -25,6 +25,9 @@ float    kvd_rng_f32(kvd_rng *r);               /* 0 <= x < 1, 24 bits */
  */
 bool kvd_json_deeper(const char *s, size_t len, uint32_t most);
 
+/* How many of the first n tokens of a and b are the same. */
+uint32_t kvd_common_tokens(const int32_t *a, const int32_t *b, uint32_t n);
+
 /* Brings the k least of n values to the front, in any order (Hoare's selection); no two are equal.
  */
 void kvd_select_least(uint64_t *v, uint32_t n, uint32_t k);

@@ -276,6 +276,14 @@ kvd_status engine_synth_batch(kvd_session *s, uint32_t layer, const model_run *r
 /* engine_synth.c */
 kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token, kvd_err *err);
 kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err);
+/* engine_parked.c: sequence numbers from n_seq on are parked ones.  store_tails: when a session is
+ * closed and all its other sequences have stored theirs. */
+uint32_t   engine_seq_len(const kvd_session *s, uint32_t seq); /* 0: there is no such sequence */
+uint32_t   engine_seq_common(const kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n);
+kvd_status engine_seq_move(kvd_session *s, uint32_t from, uint32_t to, kvd_err *err);
+kvd_status engine_parked_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err);
+bool       engine_seq_where(const kvd_session *s, uint32_t seq, kv_where *out);
+void       engine_parked_store_tails(kvd_session *s);
 
 /* engine_trace.c: path NULL opens none. */
 kvd_status engine_trace_open(kvd_session *s, const char *path, kvd_err *err);

@@ -679,9 +679,11 @@ void engine_hold_close(kvd_hold *h)
 
 kvd_status engine_seq_truncate(kvd_session *s, uint32_t seq, uint32_t n_keep, kvd_err *err)
 {
-    if (seq >= s->params.n_seq || n_keep > s->seq[seq].n_token)
+    if (seq >= s->params.n_seq)
+        return engine_parked_truncate(s, seq, n_keep, err);
+    if (n_keep > s->seq[seq].n_token)
         return kvd_fail(err, KVD_E_INVAL, 0, "cut to %u tokens: sequence %u of %u holds %u", n_keep,
-                        seq, s->params.n_seq, seq < s->params.n_seq ? s->seq[seq].n_token : 0);
+                        seq, s->params.n_seq, s->seq[seq].n_token);
     cut(s, seq, n_keep);
     if (s->seq[seq].prompt_end == 0)
         return KVD_OK;

@@ -158,6 +158,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .host_lookup = p->lookup == KVD_LOOKUP_HOST && sparse,
         .lazy        = p->resume == KVD_RESUME_SPARSE,
         .disk_lag    = p->disk_lag,
+        .n_parked    = p->n_parked,
     };
 }
 
@@ -259,6 +260,7 @@ static void plan_tiers(const kv_sizes *kv, const session_shape *sh, kvd_plan *ou
     out->kv_bytes_per_token = kv->bytes_per_token;
     out->window_tokens      = sh->kv.window_tokens;
     out->kv_host_records    = kv->n_host;
+    out->n_parked           = kv->n_parked;
     out->kv_lane_records =
         (uint32_t)kvd_align_up(sh->p.n_ctx, KV_BLOCK_TOKENS) / sh->p.chunk_tokens;
 }
@@ -450,6 +452,8 @@ void engine_session_close(kvd_session *s)
         return;
     for (uint32_t i = 0; s->kv && s->buf.mem.ptr && i < s->params.n_seq; i++)
         kv_seq_store_tail(s->kv, s->model->stream, i);
+    if (s->kv && s->buf.mem.ptr)
+        engine_parked_store_tails(s);
     engine_graphs_close(s);
     engine_measure_close(s);
     engine_schedule_close(s);

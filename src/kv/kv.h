@@ -77,6 +77,7 @@ typedef struct kv_params {
     /* Records on their way from disk to a device with memory of its own, at least 256 tokens'; 0:
      * as many as are useful; tests ask for few. */
     uint32_t land_records;
+    uint32_t n_parked; /* most parked sequences */
 } kv_params;
 
 typedef enum kv_buffer {                /* what a store allocates */
@@ -96,9 +97,10 @@ typedef struct kv_sizes {
     bool     spills;          /* the host tier has no room for all; the rest is on disk */
     uint64_t bytes_per_token; /* K and V over all layers and heads */
     uint64_t block_bytes;
-    uint64_t n_block; /* of 256 tokens, of all sequences together */
-    uint64_t n_raw;   /* of them raw at a time */
-    uint64_t n_host;  /* host records, of all sequences together */
+    uint64_t n_block;  /* of 256 tokens, of all sequences together */
+    uint64_t n_raw;    /* of them raw at a time */
+    uint64_t n_host;   /* host records, of all sequences together */
+    uint32_t n_parked; /* places for parked sequences: none where the store spills */
     uint64_t bytes[KV_BUF_COUNT];
     uint64_t zone_bytes;               /* of KV_BUF_INDEX: the estimation zone */
     uint64_t device_bytes, host_bytes; /* sums */
@@ -188,6 +190,25 @@ kvd_status kv_seq_seal(kv_store *s, kvd_stream *st, uint32_t seq, bool grown, kv
 /* n_keep <= length.  Blocks that would not be sealed at that length become raw again; where that
  * fails the sequence is cut further, as kv_seq_len() tells. */
 void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep);
+
+/* A sequence that takes no tokens for now can be parked (kv_parked.c): its K and V stay where they
+ * are, and another one gets its number, lists and windows.  Places are numbered from 0 to
+ * kv_sizes.n_parked - 1.  Blocks of parked sequences count like all others.  Tokens that are not
+ * sealed are given up where a sequence needs their raw blocks, as kv_parked_len() tells.
+ *
+ * park: a sequence that holds tokens and no reserved room goes to an empty place; token: its ids,
+ * which are copied; variant: of the caller, see kv_seq_source().  unpark: back to an empty
+ * sequence, whose ids are written to token; a failure leaves both empty.  common: how many of the
+ * given tokens a place's begin with. */
+void kv_park(kv_store *s, uint32_t seq, uint32_t place, const int32_t *token, uint8_t variant);
+kvd_status kv_unpark(kv_store *s, kvd_stream *st, uint32_t place, uint32_t seq, int32_t *token,
+                     kvd_err *err);
+void       kv_parked_drop(kv_store *s, uint32_t place);
+uint32_t   kv_parked_places(const kv_store *s);
+uint32_t   kv_parked_len(const kv_store *s, uint32_t place); /* 0: empty, or no such place */
+uint8_t    kv_parked_variant(const kv_store *s, uint32_t place);
+uint32_t   kv_parked_common(const kv_store *s, uint32_t place, const int32_t *token,
+                            uint32_t n_token);
 
 /* A prompt that goes through the layers one by one, where not everything is resident: its K and V
  * of one layer lie on the stage, in place for exact attention, until the layer is done; then they
@@ -383,6 +404,7 @@ typedef struct kv_where {
     uint32_t device, host, disk, window;
 } kv_where;
 void kv_seq_where(const kv_store *s, uint32_t seq, kv_where *out);
+void kv_parked_where(const kv_store *s, uint32_t place, kv_where *out);
 
 /* One lane of a step between selection and the window's change; valid during the call.  score is
  * the step's, sel what came of it (of a step that refills: the window's new content). */

@@ -3,6 +3,7 @@
  *
  * kv_plan.c     sizes
  * kv_store.c    open, blocks: who has which
+ * kv_parked.c   sequences that take no tokens for now
  * kv_seal.c     raw blocks to records and back
  * kv_prompt.c   a prompt that goes through the layers one by one; kv_leave.c: what leaves meanwhile
  * kv_pack.c     records in the form of lower tiers
@@ -103,7 +104,8 @@ typedef enum kv_region {
     KV_N_REGION
 } kv_region;
 
-typedef struct kv_tier kv_tier;
+typedef struct kv_tier   kv_tier;
+typedef struct kv_parked kv_parked;
 
 struct kv_store {
     kvd_backend     *be;
@@ -164,6 +166,8 @@ struct kv_store {
 
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
     struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */
+
+    kv_parked *parked; /* NULL: the store has no places for parked sequences */
 
     kv_tap_fn tap; /* or NULL */
     void     *tap_ctx;
@@ -390,7 +394,21 @@ static inline void kv_count_move(kv_store *s, uint64_t *ns, uint64_t t0)
         *ns += kvd_now_ns() - t0;
 }
 
+/* kv_parked.c.  bytes: of host memory, by z as far as it is filled.  yield: parked sequences give
+ * up what is not sealed, the one parked first before others, until n_raw raw blocks are free or
+ * there are no more.  count: adds the descriptors that name raw block `raw` and index block
+ * `index`. check: asserts the invariants; adds tokens, blocks and host records that are parked. */
+uint64_t   kv_parked_bytes(const kv_params *p, const kv_sizes *z);
+kvd_status kv_parked_open(kv_store *s, kvd_err *err); /* nothing without places */
+void       kv_parked_close(kv_store *s);
+void       kv_parked_yield(kv_store *s, uint64_t n_raw);
+void       kv_parked_drop_all(kv_store *s);
+void       kv_parked_count(const kv_store *s, uint64_t raw, uint64_t index, uint32_t *n_raw,
+                           uint32_t *n_index);
+void       kv_parked_check(const kv_store *s, uint64_t *used, uint64_t *held, uint64_t *records);
+
 /* kv_seal.c (map: host records where there is room for them, if `host`).
+ * forget_window: sealed block b has no places in windows.
  * map, unmap: takes and gives back what sealed block number b holds besides its raw block.
  * index_layer: landmarks of n blocks that lie anywhere.
  * move_down: a layer's lanes of blocks [first, end), at layer_at[b], go to their host records.
@@ -403,6 +421,7 @@ static inline void kv_count_move(kv_store *s, uint64_t *ns, uint64_t t0)
  * keep_sinks: the first chunks of a sequence get a place on the device for good.
  * fill_stage: all sealed records of a layer to the stage, block by block as if they were raw.
  * unseal: back to n_sealed tokens; what a failure leaves is sealed and whole. */
+void       kv_forget_window(kv_store *s, uint32_t seq, uint32_t b);
 void       kv_map_block(kv_store *s, uint32_t seq, uint32_t b, bool host);
 void       kv_unmap_block(kv_store *s, uint32_t seq, uint32_t b);
 kvd_status kv_index_layer(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_kv_layout *kv,

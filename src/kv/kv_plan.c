@@ -182,7 +182,7 @@ static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
     const uint64_t          host   = z->bytes[KV_BUF_HOST];
 
     return sizeof(kv_store) + p->n_seq * sizeof(kv_seq) + 8 * z->n_raw + 8 * z->n_block +
-           4 * host / record + 32 * lanes + kv_cache_bytes(p) +
+           4 * host / record + 32 * lanes + kv_cache_bytes(p) + kv_parked_bytes(p, z) +
            (z->spills ? kv_tier_bytes(p, host, record) : 0);
 }
 
@@ -309,6 +309,8 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
     sum(p, z);
     if ((p->lazy && p->cache_dir) || (p->device_bytes && z->device_bytes > p->device_bytes))
         fill_tiered(p, z, lanes);
+    z->n_parked = z->spills ? 0 : (uint32_t)kvd_min_u64(p->n_parked, z->n_block);
+
     z->bytes[KV_BUF_TABLE] = table_bytes(p, z);
     sum(p, z);
     if (p->device_bytes && z->device_bytes > p->device_bytes)

@@ -20,17 +20,19 @@ kvd_status kv_prompt_begin(kv_store *s, uint32_t seq, uint32_t n_new, bool reads
 {
     kv_seq    *q = &s->seq[seq];
     kv_prompt *p = &s->prompt;
-    uint32_t   need;
+    uint32_t   need, raw;
 
     kvd_assert(!s->sizes.resident && p->n_new == 0 && n_new > 0);
     kv_tier_settle(s);
     KVD_TRY(kv_check_growth(s, seq, n_new, &need, err));
-    *p = (kv_prompt){ .seq   = seq,
-                      .n_new = n_new,
-                      .reads = reads,
-                      .first = q->n_sealed / KV_BLOCK_TOKENS,
-                      .end   = kv_sealed_at(&s->params, q->len + n_new) / KV_BLOCK_TOKENS };
-    if (need > q->n_block && need - (p->end > q->n_block ? p->end : q->n_block) > s->n_free) {
+    *p  = (kv_prompt){ .seq   = seq,
+                       .n_new = n_new,
+                       .reads = reads,
+                       .first = q->n_sealed / KV_BLOCK_TOKENS,
+                       .end   = kv_sealed_at(&s->params, q->len + n_new) / KV_BLOCK_TOKENS };
+    raw = p->end > q->n_block ? p->end : q->n_block; /* blocks that need no new raw one */
+    kv_parked_yield(s, need > raw ? need - raw : 0);
+    if (need > raw && need - raw > s->n_free) {
         p->n_new = 0;
         return kv_refuse_unsealed(seq, err);
     }

@@ -73,6 +73,7 @@ static kvd_status take_blocks(kv_restore *r, kvd_err *err)
     const uint32_t need = r->n_block + (r->n_tail > 0) + (r->n_tail > KV_BLOCK_TOKENS);
     const uint32_t raw  = s->sizes.resident ? need : need - r->n_seal;
 
+    kv_parked_yield(s, raw);
     if (need > s->blocks_max || need > s->sizes.n_block - s->n_held || raw > s->n_free)
         return kvd_fail(err, KVD_E_FULL, 0, "no room for %u blocks of a known prefix", need);
     for (uint32_t b = 0; b < r->n_seal; b++)

@@ -166,20 +166,31 @@ static bool host_has_maps(const kv_store *s)
 
 /* ---- maps --------------------------------------------------------------------------- */
 
+void kv_forget_window(kv_store *s, uint32_t seq, uint32_t b)
+{
+    const uint64_t at = (uint64_t)b * s->block_chunks;
+
+    for (uint32_t i = 0; host_has_maps(s) && i < s->params.n_layer * s->params.n_kv_head; i++) {
+        const uint64_t first = (kv_lane(s, seq, 0) + i) * s->n_chunk_max + at;
+
+        for (uint32_t c = 0; c < s->block_chunks; c++) {
+            if (!s->cpu)
+                s->ema[first + c] = 0;
+            s->slot_of[first + c] = KVD_SLOT_NONE;
+        }
+    }
+}
+
 void kv_map_block(kv_store *s, uint32_t seq, uint32_t b, bool host)
 {
     const uint64_t at = (uint64_t)b * s->block_chunks;
 
     if (s->params.sparse)
         s->seq[seq].iblock[b] = s->ifree_stack[--s->n_ifree];
+    kv_forget_window(s, seq, b);
     for (uint32_t i = 0; i < s->params.n_layer * s->params.n_kv_head; i++) {
         const uint64_t first = (kv_lane(s, seq, 0) + i) * s->n_chunk_max + at;
 
-        for (uint32_t c = 0; host_has_maps(s) && c < s->block_chunks; c++) {
-            if (!s->cpu)
-                s->ema[first + c] = 0;
-            s->slot_of[first + c] = KVD_SLOT_NONE;
-        }
         for (uint32_t c = 0; !s->sizes.resident && c < s->block_chunks; c++)
             s->host_of[first + c] =
                 host ? kv_tier_take(s, kv_lane(s, seq, 0) + i, (uint32_t)at + c) : KV_NO_HOST;
@@ -310,6 +321,7 @@ kvd_status kv_unseal(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_seale
         uint64_t       block = q->block[b];
 
         if (!s->sizes.resident) {
+            kv_parked_yield(s, 1);
             kvd_assert(s->n_free > 0);
             block = s->free_stack[s->n_free - 1];
             for (uint32_t il = 0; il < s->params.n_layer; il++) {
@@ -383,6 +395,7 @@ kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc,
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "records of values alone: the index has their keys and cannot be another");
     s->index.desc = *desc;
+    kv_parked_drop_all(s); /* they have no lists to build an index by */
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         for (uint32_t il = 0; il < s->params.n_layer && s->seq[i].n_sealed > 0; il++) {
             const uint64_t *block;

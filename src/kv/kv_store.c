@@ -9,11 +9,11 @@
  *      held --seal--> sealed (in place where resident, else its records in the host tier)
  *
  * Invariants
- *  (1) a raw block is on the free stack or in exactly one sequence's list, once; so are an index
- *      block and, by chunk, a host record;
+ *  (1) a raw block is on the free stack, in exactly one sequence's list, once, or parked
+ *      (kv_parked.c); so are an index block and, by chunk, a host record;
  *  (2) a sequence's list covers its length, and between calls of reserve and commit or release, its
  *      reserved tokens; after release or truncate it covers the length and no block more;
- *  (3) n_used is the sum of lengths, n_held that of list entries;
+ *  (3) n_used is the sum of lengths, n_held that of list entries, parked ones included;
  *  (4) blocks below n_sealed have an index block (sparse) and host records (not resident); the
  *      others are raw.
  *
@@ -218,6 +218,8 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
         st = kv_cache_open(s, err);
     if (st == KVD_OK)
         st = kv_tier_open(s, err);
+    if (st == KVD_OK)
+        st = kv_parked_open(s, err);
     s->params.lane_host = NULL;
     if (st != KVD_OK) {
         kv_store_close(s);
@@ -254,6 +256,7 @@ void kv_store_close(kv_store *s)
     kv_tier_settle(s);
     for (uint32_t i = 0; s->tier && i < s->params.n_seq; i++)
         drop_blocks(s, i, 0); /* and references to the block store */
+    kv_parked_close(s);
     kv_tier_close(s);
     kv_cache_close(s);
     kv_sched_close(s);
@@ -334,6 +337,7 @@ kvd_status kv_seq_reserve(kv_store *s, uint32_t seq, uint32_t n_new, kvd_err *er
     kvd_assert(seq < s->params.n_seq && (s->sizes.resident || n_new <= s->params.n_batch));
     q = &s->seq[seq];
     KVD_TRY(kv_check_growth(s, seq, n_new, &need, err));
+    kv_parked_yield(s, need > q->n_block ? need - q->n_block : 0);
     if (need > q->n_block && need - q->n_block > s->n_free) /* sealing has failed before */
         return kv_refuse_unsealed(seq, err);
     while (q->n_block < need) {
@@ -504,6 +508,7 @@ static void check_block(const kv_store *s, uint64_t i)
                 index += s->seq[q].iblock[b] == i * index_bytes;
         }
     }
+    kv_parked_count(s, off, i * index_bytes, &raw, &index);
     kvd_assert(i >= s->sizes.n_raw || raw == 1);
     kvd_assert(!s->params.sparse ||
                index + on_stack(s->ifree_stack, s->n_ifree, i * index_bytes) == 1);
@@ -524,10 +529,11 @@ static uint64_t host_records(const kv_store *s, uint32_t seq)
     return n;
 }
 
-/* Invariant (4), and that host records are held as often as they are missing from the stack. */
-static void check_sealed(const kv_store *s)
+/* Invariant (4), and that host records, n_parked of them of parked sequences, are held as often as
+ * they are missing from the stack. */
+static void check_sealed(const kv_store *s, uint64_t n_parked)
 {
-    uint64_t held = 0;
+    uint64_t held = n_parked;
 
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         const kv_seq *q = &s->seq[i];
@@ -565,11 +571,12 @@ static void check_use(const kv_store *s)
 
 void kv_check(const kv_store *s)
 {
-    uint64_t used = 0, held = 0;
+    uint64_t used = 0, held = 0, records = 0;
 
     for (uint64_t i = 0; i < s->sizes.n_block; i++)
         check_block(s, i);
-    check_sealed(s);
+    kv_parked_check(s, &used, &held, &records);
+    check_sealed(s, records);
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         kvd_assert(kv_blocks_for(s->seq[i].len) <= s->seq[i].n_block); /* (2) */
         used += s->seq[i].len;

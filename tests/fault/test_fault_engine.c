@@ -43,7 +43,9 @@ static kvd_status whole_way(const char *path, const char *backend, kvd_err *err)
     p.backend  = backend;
     p.n_thread = 2;
     sp.n_ctx   = 64;
-    st         = kvd_model_open(&m, &p, err);
+
+    sp.n_parked = 1;
+    st          = kvd_model_open(&m, &p, err);
     if (st != KVD_OK &&
         (strncmp(err->msg, path, strlen(path)) != 0 || err->msg[strlen(path)] != ':'))
         fail_msg("'%s' does not name %s", err->msg, path);

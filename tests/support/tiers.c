@@ -46,6 +46,7 @@ kvd_session *tiers_session(kvd_model *m, const kvd_attention_params *a, uint32_t
     p.kv_record  = tiers.record;
     p.lookup     = tiers.lookup;
     p.trace_path = tiers.trace;
+    p.n_parked   = tiers.n_parked;
     if (spread)
         tiny_least_device(m, &p);
     if (kvd_session_open(&s, m, &p, &err) != KVD_OK)

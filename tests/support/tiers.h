@@ -20,6 +20,7 @@ typedef struct tiers_setting {
     uint32_t      micro_batch;
     kvd_lookup    lookup;
     const char   *trace; /* path; NULL: none */
+    uint32_t      n_parked;
 } tiers_setting;
 extern tiers_setting tiers;
 

@@ -369,19 +369,18 @@ static void test_struct_sizes(void **state)
 }
 
 /* The heap a session takes is what its plan says, within 1 % and the allocator's rounding. */
-static void test_plan_is_what_is_taken(void **state)
+static void plan_is_what_is_taken(kvd_model *m, uint32_t n_parked)
 {
-    kvd_model         *m      = open_model("qwen3", "cpu", false);
     kvd_session_params p      = KVD_SESSION_PARAMS_INIT;
     kvd_plan           plan   = { .struct_size = sizeof(plan) };
     const uint64_t     before = kvd_alloc_bytes(), rss = os_rss_anon();
     kvd_session       *s;
     uint64_t           grown;
 
-    (void)state;
     p.n_ctx     = 128;
     p.n_seq     = 64;
     p.kv_tokens = 1 << 17;
+    p.n_parked  = n_parked;
     assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_OK);
     assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_OK);
     grown = os_rss_anon() - rss;
@@ -389,7 +388,18 @@ static void test_plan_is_what_is_taken(void **state)
                 (plan.kv_bytes + plan.scratch_bytes + plan.host_bytes) * 103 / 100 + (32 << 20));
     assert_true(grown + (4 << 20) >= plan.kv_bytes); /* the pool is really there */
     assert_true(kvd_alloc_bytes() - before <= plan.host_bytes + (64 << 10));
+    assert_int_equal(plan.n_parked, n_parked < 512 ? n_parked : 512); /* a block each at least */
     kvd_session_close(s);
+}
+
+static void test_plan_is_what_is_taken(void **state)
+{
+    kvd_model *m = open_model("qwen3", "cpu", false);
+
+    (void)state;
+    plan_is_what_is_taken(m, 0);
+    plan_is_what_is_taken(m, 300);
+    plan_is_what_is_taken(m, 5000);
     kvd_model_close(m);
 }
 

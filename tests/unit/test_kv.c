@@ -28,7 +28,8 @@ enum {
     N_TOKEN = 6144,
     N_BATCH = 300,
     N_STEP  = SANITIZED ? 500 : 700,
-    N_STORE = 5
+    N_STORE = 5,
+    N_PLACE = 3 /* for parked sequences */
 };
 
 #define SEED 1u /* with it the walks are known to reach every case */
@@ -36,6 +37,7 @@ enum {
 static uint64_t        seed;
 static uint32_t        zone_tokens; /* of a cell; 0: no zone */
 static kvd_record_type record;      /* of all stores */
+static bool            parks;       /* walks park sequences, too */
 
 /* Windows by lane, for walks in which they differ. */
 static float    lane_caps[N_LAYER * N_KV];
@@ -44,6 +46,8 @@ static uint32_t lane_tokens[N_LAYER * N_KV];
 typedef struct flat {
     uint32_t len[N_SEQ];
     float    stamp[N_SEQ][N_CTX];
+    uint32_t parked_len[N_PLACE];
+    float    parked[N_PLACE][N_CTX];
 } flat;
 
 typedef struct world {
@@ -142,6 +146,8 @@ static void compare(world *w)
 
     for (uint32_t q = 0; q < N_SEQ; q++)
         used += w->f.len[q];
+    for (uint32_t i = 0; i < N_PLACE; i++)
+        used += w->f.parked_len[i];
     for (uint32_t i = 0; i < w->n_store; i++) {
         assert_int_equal(kv_used_tokens(w->store[i]), used);
         for (uint32_t q = 0; q < N_SEQ; q++)
@@ -196,6 +202,78 @@ static void op_truncate(world *w, uint32_t q)
     for (uint32_t i = 0; i < w->n_store; i++)
         kv_seq_truncate(w->store[i], w->st, q, keep);
     w->f.len[q] = keep;
+}
+
+/* Stamps are ids here. */
+static int32_t id_of(float stamp)
+{
+    return (int32_t)stamp;
+}
+
+static void park(world *w, uint32_t q, uint32_t place)
+{
+    static int32_t token[N_CTX];
+    const uint32_t n = w->f.len[q];
+
+    for (uint32_t t = 0; t < n; t++)
+        token[t] = id_of(w->f.stamp[q][t]);
+    for (uint32_t i = 0; i < w->n_store; i++)
+        kv_park(w->store[i], q, place, token, (uint8_t)q);
+    memcpy(w->f.parked[place], w->f.stamp[q], n * sizeof(float));
+    w->f.parked_len[place] = n;
+    w->f.len[q]            = 0;
+}
+
+static void unpark(world *w, uint32_t q, uint32_t place)
+{
+    static int32_t token[N_CTX];
+    const uint32_t n = w->f.parked_len[place];
+
+    for (uint32_t i = 0; i < w->n_store; i++) {
+        kv_store *s = w->store[i];
+
+        assert_int_equal(kv_unpark(s, w->st, place, q, token, NULL), KVD_OK);
+        assert_int_equal(kv_seq_len(s, q), n);
+        for (uint32_t t = 0; t < n; t++)
+            assert_int_equal(token[t], id_of(w->f.parked[place][t]));
+        if (w->sparse)
+            kv_seq_admit(s, q, 64 + q * 16, 2.0f);
+    }
+    memcpy(w->f.stamp[q], w->f.parked[place], n * sizeof(float));
+    w->f.len[q]            = n;
+    w->f.parked_len[place] = 0;
+}
+
+static void drop(world *w, uint32_t place)
+{
+    for (uint32_t i = 0; i < w->n_store; i++)
+        kv_parked_drop(w->store[i], place);
+    w->f.parked_len[place] = 0;
+}
+
+/* What one store has given up none keeps, so that all have the same room. */
+static void drop_shorter(world *w)
+{
+    for (uint32_t place = 0; place < N_PLACE; place++)
+        for (uint32_t i = 0; i < w->n_store; i++)
+            if (kv_parked_len(w->store[i], place) != w->f.parked_len[place])
+                drop(w, place);
+}
+
+/* A sequence and a place change what they hold, as far as one of them is empty. */
+static bool op_park(world *w, uint32_t q)
+{
+    const uint32_t place = (uint32_t)kvd_rng_below(&w->rng, N_PLACE);
+
+    if (w->f.len[q] > 0 && w->f.parked_len[place] == 0)
+        park(w, q, place);
+    else if (w->f.len[q] == 0 && w->f.parked_len[place] > 0)
+        unpark(w, q, place);
+    else if (w->f.parked_len[place] > 0 && kvd_rng_below(&w->rng, 4) == 0)
+        drop(w, place);
+    else
+        return false;
+    return true;
 }
 
 /* The three stages in all layers over the rows in seq; out: [N_LAYER][row][N_HEAD * HEAD]. */
@@ -302,6 +380,7 @@ static kv_params walk_params(kvd_dtype type, bool sparse)
                         .sparse        = sparse,
                         .zone_tokens   = zone_tokens,
                         .record        = record,
+                        .n_parked      = N_PLACE,
                         .index         = { .kind         = KVD_INDEX_MEAN,
                                            .elem         = KVD_INDEX_INT4,
                                            .radius       = true,
@@ -390,7 +469,7 @@ static void check_filled(const kv_store *s)
 static void random_walk(kvd_dtype type, bool sparse, bool lanes, const kv_policy *policy)
 {
     static world w;
-    uint32_t     n_full = 0, n_step = 0;
+    uint32_t     n_full = 0, n_step = 0, n_park = 0;
     kv_counts    c, c0;
 
     world_open(&w, type, sparse, lanes);
@@ -411,6 +490,9 @@ static void random_walk(kvd_dtype type, bool sparse, bool lanes, const kv_policy
             n_full += !op_prompt(&w, q, (uint32_t)kvd_rng_below(&w.rng, op % 2 ? 40 : N_BATCH));
         else
             n_step += op_step(&w);
+        if (parks && kvd_rng_below(&w.rng, 3) == 0)
+            n_park += op_park(&w, q);
+        drop_shorter(&w);
         for (uint32_t i = 0; i < w.n_store; i++)
             kv_check(w.store[i]);
         for (uint32_t i = 0; i < w.n_store && lanes; i++)
@@ -420,12 +502,13 @@ static void random_walk(kvd_dtype type, bool sparse, bool lanes, const kv_policy
     }
     if (record == KVD_RECORD_RAW)
         compare(&w);
-    assert_true(seed != SEED || sparse || n_full > 0); /* the walk reached the limits */
+    assert_true(seed != SEED || sparse || parks || n_full > 0); /* the walk reached the limits */
+    assert_true(!parks || (n_park > 50 && (!sparse || n_step > 50)));
     kv_get_counts(w.store[0], &c0);
     kv_get_counts(w.store[3], &c);
     assert_true(c.bytes_down > 0 && c0.bytes_down == 0);
-    if (sparse &&
-        seed == SEED) { /* steps, misses, evictions and generated blocks all came to pass */
+    if (sparse && seed == SEED &&
+        !parks) { /* steps, misses, evictions and generated blocks all came to pass */
         assert_true(n_step > 100 && c.n_miss > 0 && c.n_evict > 0 && c.n_grown > 0);
         assert_true(c.n_hit == c0.n_hit && c.n_urgent == c0.n_urgent && c.bytes_up > 0);
     }
@@ -457,6 +540,95 @@ static void test_random_walk_policies(void **state)
 
         random_walk(KVD_DTYPE_BF16, true, false, &p);
     }
+}
+
+/* Sequences are parked, come back under other numbers and are dropped: nothing is lost, mixed up or
+ * handed out twice, and steps give the same bits in all stores. */
+static void test_random_walk_parked(void **state)
+{
+    (void)state;
+    parks = true;
+    random_walk(KVD_DTYPE_BF16, false, false, NULL);
+    random_walk(KVD_DTYPE_BF16, true, false, NULL);
+    record = KVD_RECORD_INT8;
+    random_walk(KVD_DTYPE_BF16, true, false, NULL);
+    record = KVD_RECORD_RAW;
+    parks  = false;
+}
+
+/* Appends n tokens to a sequence of one store. */
+static void append(world *w, kv_store *s, uint32_t q, uint32_t n, float first)
+{
+    float stamp[N_BATCH];
+
+    for (uint32_t done = 0; done < n;) {
+        const uint32_t k = n - done < N_BATCH ? n - done : N_BATCH;
+
+        for (uint32_t i = 0; i < k; i++)
+            stamp[i] = first + (float)((done + i) % 100);
+        assert_int_equal(kv_seq_reserve(s, q, k, NULL), KVD_OK);
+        write_rows(w, s, q, stamp, k);
+        kv_seq_commit(s, q, k, KV_MADE_PROMPT);
+        assert_int_equal(kv_seq_seal(s, w->st, q, false, NULL), KVD_OK);
+        done += k;
+    }
+}
+
+/* Where raw blocks are few, parked sequences give up what is not sealed, the one parked first
+ * before others, and no more than is needed; what they keep is what they had. */
+static void test_parked_give_up_raw_blocks(void **state)
+{
+    static world  w;
+    int32_t       token[600] = { 0 };
+    kv_store     *s;
+    kvd_kv_layout l;
+    uint32_t      n_left = 0;
+
+    (void)state;
+    world_open(&w, KVD_DTYPE_BF16, true, false);
+    s = w.store[1];
+    for (uint32_t i = 0; i < N_PLACE; i++) {
+        append(&w, s, 0, 600, (float)i * 8.0f); /* 512 of them sealed, the rest in a raw block */
+        assert_int_equal(s->seq[0].n_sealed, 512);
+        kv_park(s, 0, i, token, 0);
+        kv_check(s);
+    }
+    for (uint32_t q = 0; q < N_SEQ; q++) { /* all that can be raw at a time */
+        append(&w, s, q, 300, 50.0f);
+        assert_int_equal(kv_seq_reserve(s, q, 212, NULL), KVD_OK);
+        kv_check(s);
+    }
+    for (uint32_t q = 0; q < N_SEQ && s->n_free > 0; q++) {
+        kv_seq_release(s, q);
+        assert_int_equal(kv_seq_reserve(s, q, N_BATCH, NULL), KVD_OK);
+        kv_check(s);
+    }
+    for (uint32_t i = 0; i < N_PLACE; i++) {
+        const uint32_t n = kv_parked_len(s, i);
+
+        assert_true(n == 512 || n == 600);
+        assert_true(n == 600 || n_left == 0); /* the first ones, if any */
+        n_left += n == 600;
+    }
+    kv_parked_yield(s, s->sizes.n_raw);
+    for (uint32_t q = 0; q < N_SEQ; q++) {
+        kv_seq_release(s, q);
+        kv_seq_truncate(s, w.st, q, 0);
+    }
+    for (uint32_t i = 0; i < N_PLACE; i++) {
+        const uint64_t *block;
+
+        assert_int_equal(kv_parked_len(s, i), 512);
+        assert_int_equal(kv_unpark(s, w.st, i, 1, token, NULL), KVD_OK);
+        assert_int_equal(s->seq[1].n_sealed, 256); /* as 512 tokens have it */
+        kv_check(s);
+        assert_int_equal(kv_dense_view(s, w.st, 2, 1, &l, &block, NULL), KVD_OK);
+        for (uint32_t t = 0; t < 512; t += 3)
+            assert_true(row_value(&l, block, 1, t, false) ==
+                        (float)i * 8.0f + (float)(t % N_BATCH % 100));
+        kv_seq_truncate(s, w.st, 1, 0);
+    }
+    world_close(&w);
 }
 
 /* The same with packed records: what is read back is not what was written, but the same everywhere.
@@ -615,6 +787,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_walk_dense),
         cmocka_unit_test(test_random_walk_sparse),
+        cmocka_unit_test(test_random_walk_parked),
+        cmocka_unit_test(test_parked_give_up_raw_blocks),
         cmocka_unit_test(test_random_walk_packed),
         cmocka_unit_test(test_random_walk_zone),
         cmocka_unit_test(test_random_walk_caps),

@@ -568,6 +568,107 @@ static void test_canceled_prompt(void **state)
     kvd_model_close(m);
 }
 
+/* What may not be moved, cut or evaluated. */
+static void refuses_moves(kvd_session *s)
+{
+    const uint32_t seq   = 1;
+    const int32_t  token = 5;
+    kvd_batch      b     = KVD_BATCH_INIT;
+
+    b.n_token = 1;
+    b.token   = &token;
+    b.seq     = &seq;
+    assert_int_equal(kvd_eval(s, &b, &err), KVD_E_INVAL);
+    assert_int_equal(kvd_seq_move(s, 0, 0, &err), KVD_E_INVAL);
+    assert_int_equal(kvd_seq_move(s, 1, 2, &err), KVD_E_INVAL);
+    assert_int_equal(kvd_seq_move(s, 1, 3, &err), KVD_E_INVAL); /* there are two */
+    assert_int_equal(kvd_seq_truncate(s, 1, 1, &err), KVD_E_INVAL);
+    assert_int_equal(kvd_seq_truncate(s, 3, 0, &err), KVD_E_INVAL);
+    assert_int_equal(kvd_seq_len(s, 3), 0);
+    assert_false(kvd_seq_placement(s, 3, &(kvd_placement){ .struct_size = sizeof(kvd_placement) }));
+}
+
+/* The rest of a text's first n tokens, as far as the sequence does not hold them. */
+static void fill_up(kvd_session *s, uint32_t n, uint32_t text)
+{
+    if (kvd_seq_len(s, 0) < n)
+        tiers_prefill(s, 0, n - kvd_seq_len(s, 0), text);
+}
+
+/* A text goes on with the same bits after its sequence was parked, while others ran in its place.
+ */
+static void parked_text(kvd_model *m, const kvd_attention_params *a, bool spread)
+{
+    kvd_session  *r = tiers_session(m, a, 1, false), *t;
+    kvd_placement w = { .struct_size = sizeof(w) };
+    int32_t       token[N_PROMPT];
+    kvd_stats     c = { .struct_size = sizeof(c) };
+
+    tiers.n_parked = 2;
+    t              = tiers_session(m, a, 1, spread);
+    tiers.n_parked = 0;
+    for (uint32_t i = 0; i < N_PROMPT; i++)
+        token[i] = tiny_token(0, i);
+    tiers_prefill(r, 0, N_PROMPT, 0);
+    tiers_prefill(t, 0, N_PROMPT, 0);
+    tiers_same_logits(r, t, 0);
+    assert_int_equal(kvd_seq_move(t, 0, 1, &err), KVD_OK);
+    kv_check(t->kv);
+    assert_int_equal(kvd_seq_len(t, 0), 0);
+    assert_int_equal(kvd_seq_len(t, 1), N_PROMPT);
+    token[1500] ^= 1;
+    assert_int_equal(kvd_seq_common(t, 1, token, N_PROMPT), 1500);
+    assert_int_equal(kvd_seq_common(t, 1, token, 300), 300);
+    assert_int_equal(kvd_seq_common(t, 2, token, 300), 0);
+    assert_true(kvd_seq_placement(t, 1, &w));
+    assert_int_equal(w.device_tokens + w.host_tokens, N_PROMPT);
+    assert_true(spread == (w.host_tokens > 0));
+    tiers_prefill(t, 0, 900, 1);
+    for (uint32_t i = 0; i < 3; i++)
+        tiers_step(t, &token[i], 1);
+    refuses_moves(t);
+    assert_int_equal(kvd_seq_move(t, 1, 0, &err), KVD_E_INVAL); /* it holds something */
+    assert_int_equal(kvd_seq_move(t, 0, 2, &err), KVD_OK);
+    kvd_session_get_stats(t, &c);
+    assert_int_equal(c.kv_used_tokens, kvd_seq_len(t, 1) + kvd_seq_len(t, 2));
+    assert_int_equal(kvd_seq_move(t, 1, 0, &err), KVD_OK);
+    kv_check(t->kv);
+    assert_true(kvd_seq_len(t, 0) + KV_BLOCK_TOKENS + KV_LOCAL_TOKENS > N_PROMPT);
+    fill_up(t, N_PROMPT, 0);
+    tiers_prefill(r, 0, 50, 3);
+    tiers_prefill(t, 0, 50, 3);
+    for (uint32_t i = 0; i < 40; i++) {
+        tiers_same_logits(r, t, 0);
+        tiers_step(r, &token[i], 1);
+        tiers_step(t, &token[i], 1);
+    }
+    assert_int_equal(kvd_seq_truncate(t, 2, 0, &err), KVD_OK);
+    assert_int_equal(kvd_seq_len(t, 2), 0);
+    kv_check(t->kv);
+    kvd_session_close(r);
+    kvd_session_close(t);
+}
+
+static void test_parked(void **state)
+{
+    const kvd_attention_params sparse = tiers_sparse(64, 2.0f), dense = KVD_ATTENTION_PARAMS_INIT;
+    kvd_model                 *m;
+
+    (void)state;
+    tiers.deterministic = true; /* prompts are cut where something was given up */
+    m                   = tiers_model("llama", tiers.backend);
+    for (int i = 0; i < 4; i++)
+        parked_text(m, i / 2 ? &dense : &sparse, i % 2);
+    tiers.record = KVD_KV_RECORD_INT8;
+    parked_text(m, &sparse, false);
+    tiers.record = KVD_KV_RECORD_SAME;
+    split_begin(m->be);
+    parked_text(m, &sparse, true);
+    split_end(m->be);
+    kvd_model_close(m);
+    tiers.deterministic = false;
+}
+
 /* Another policy and index from one step to the next: as if the session had been opened so. */
 static void test_set_attention(void **state)
 {
@@ -630,6 +731,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_split_sequences),
         cmocka_unit_test(test_picks),
         cmocka_unit_test(test_canceled_prompt),
+        cmocka_unit_test(test_parked),
         cmocka_unit_test(test_set_attention),
     };
 
