@@ -173,6 +173,7 @@ kvd_status cli_serve_params(kvd_session_params *p, kvd_attention_params *a, cons
     p->n_seq     = (uint32_t)kvd_opts_int(o, "parallel");
     p->kv_tokens = (uint64_t)kvd_opts_int(o, "kv-tokens");
     p->n_logits  = p->n_seq + SERVER_ECHO_ROWS;
+    p->n_parked  = SERVER_PARKED_MAX;
     if (p->n_batch && p->n_batch < p->n_seq + SERVER_ECHO_MIN)
         p->n_batch = p->n_seq + SERVER_ECHO_MIN;
     return KVD_OK;

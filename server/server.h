@@ -39,6 +39,8 @@ typedef struct server_params {
 kvd_status server_run(kvd_model *m, kvd_session *s, const kvd_plan *plan, const server_params *p,
                       kvd_err *err);
 
+/* Idle sequences that a session should be able to park (kvd_session_params.n_parked). */
+#define SERVER_PARKED_MAX 256u
 /* Rows of logits that a session should have beside one a sequence (kvd_session_params.n_logits):
  * for prompts whose probabilities are asked for. */
 #define SERVER_ECHO_ROWS 32u

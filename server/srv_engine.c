@@ -14,21 +14,19 @@ static kvd_status alloc_tables(srv_engine *e, kvd_err *err)
 {
     const srv_engine_params *p    = &e->p;
     kvd_model_info           info = { .struct_size = sizeof(info) };
+    const uint32_t           all  = p->n_seq + p->n_parked;
 
     kvd_model_get_info(p->model, &info);
-    e->slot      = kvd_calloc(p->n_seq, sizeof(*e->slot));
-    e->tokens    = kvd_calloc((size_t)p->n_seq * p->n_ctx, sizeof(*e->tokens));
+    e->slot      = kvd_calloc(all, sizeof(*e->slot));
     e->row_token = kvd_calloc(p->n_batch, sizeof(*e->row_token));
     e->row_seq   = kvd_calloc(p->n_batch, sizeof(*e->row_seq));
     e->row_want  = kvd_calloc(p->n_batch, sizeof(*e->row_want));
     e->slot_rows = kvd_calloc(p->n_seq, sizeof(*e->slot_rows));
-    e->view.slot = kvd_calloc(p->n_seq, sizeof(*e->view.slot));
-    e->map       = srv_map_new(info.n_layer, info.n_kv_head, p->n_seq);
-    if (!e->slot || !e->tokens || !e->row_token || !e->row_seq || !e->row_want || !e->slot_rows ||
+    e->view.slot = kvd_calloc(all, sizeof(*e->view.slot));
+    e->map       = srv_map_new(info.n_layer, info.n_kv_head, all);
+    if (!e->slot || !e->row_token || !e->row_seq || !e->row_want || !e->slot_rows ||
         !e->view.slot || !e->map)
         return kvd_fail(err, KVD_E_NOMEM, 0, "server: no memory for its slots");
-    for (uint32_t i = 0; i < p->n_seq; i++)
-        e->slot[i].token = e->tokens + (size_t)i * p->n_ctx;
     return KVD_OK;
 }
 
@@ -43,12 +41,13 @@ static void take_view(srv_engine *e, bool rests)
     kvd_session_get_stats(e->p.session, &v->stats);
     srv_map_add(e->map, &e->ended, &before, &v->stats);
     srv_map_take(e->map, e->p.session, rests);
-    v->n_running = 0;
-    for (uint32_t i = 0; i < e->p.n_seq; i++) {
+    v->n_running = v->n_parked = 0;
+    for (uint32_t i = 0; i < e->p.n_seq + e->p.n_parked; i++) {
         const srv_slot *s = &e->slot[i];
         srv_slot_view  *w = &v->slot[i];
 
         *w = (srv_slot_view){ .n_token = s->n };
+        v->n_parked += i >= e->p.n_seq && s->n > 0;
         if (!s->gen)
             continue;
         v->n_running++;
@@ -239,7 +238,6 @@ void srv_engine_close(srv_engine *e)
     pthread_mutex_destroy(&e->lock);
     kvd_free(e->cleared_json);
     kvd_free(e->slot);
-    kvd_free(e->tokens);
     kvd_free(e->row_token);
     kvd_free(e->row_seq);
     kvd_free(e->row_want);
@@ -328,7 +326,7 @@ void srv_engine_look(srv_engine *e, srv_view *out, srv_slot_view *slot)
     out->slot      = slot;
     out->n_waiting = e->n_waiting;
     memcpy(out->counts.n_rejected, e->counts.n_rejected, sizeof(e->counts.n_rejected));
-    memcpy(slot, e->view.slot, e->p.n_seq * sizeof(*slot));
+    memcpy(slot, e->view.slot, (e->p.n_seq + e->p.n_parked) * sizeof(*slot));
     pthread_mutex_unlock(&e->lock);
 }
 

@@ -2,8 +2,8 @@
 /* srv_engine.h - private to server/: the thread that owns the session.
  *
  * A *generation* is one choice of a job.  It waits in a queue, then gets a *slot*: one of the
- * session's sequences.  A slot keeps what it holds when its generation is over, for the next one
- * that begins with the same tokens.
+ * session's sequences.  What a sequence holds when its generation is over stays for the next one
+ * that begins with the same tokens: in the slot, or parked when the slot is needed.
  *
  *      WAIT --slot, memory--> PROMPT --all evaluated--> ANSWER --stop, length--> gone
  *        ^---- preempted: another needs its memory -------'
@@ -12,11 +12,15 @@
  * the pace of the answers allows (srv_pace.c).
  *
  * Invariants
- *  (1) slot[i].token[0 .. n) are the tokens of sequence i;
+ *  (1) slot[i].n is the length of sequence i, which has the tokens (kvd_seq_common()); parked
+ *      sequences may be shorter, until they are looked at;
  *  (2) a generation in PROMPT or ANSWER has exactly one slot, and the slot's tokens are a prefix of
- *      the generation's;
- *  (3) blocks of 256 tokens that all slots hold are at most the session's capacity: room is made
- *      before a step, by dropping what idle slots hold, then by preempting the youngest.
+ *      the generation's; a parked sequence has no generation;
+ *  (3) blocks of 256 tokens that all sequences hold are at most the session's capacity: room is
+ * made before a step, by dropping idle sequences, then by preempting the youngest; (4) an idle
+ * sequence is dropped only for memory, for a place where all are taken, by srv_engine_clear(), or
+ * where a session that parks nothing needs its slot; it is cut only by the generation that goes on
+ * with it.
  *
  * Threads: all but srv_engine_open() and what is marked "any thread" is the engine thread's. */
 #ifndef KVD_SRV_ENGINE_H
@@ -151,7 +155,7 @@ typedef struct srv_map_lane {
 typedef struct srv_map {
     uint32_t       n_layer, n_kv_head, n_seq;
     srv_map_lane  *lane;                /* [n_layer][n_kv_head] */
-    kvd_placement *place;               /* [n_seq] */
+    kvd_placement *place;               /* [n_seq] parked ones included */
     srv_map_step   step[SRV_MAP_STEPS]; /* step number n at n % SRV_MAP_STEPS */
     uint64_t       n_step, taken_ns;
 } srv_map;
@@ -168,9 +172,8 @@ void srv_map_take(srv_map *m, const kvd_session *s, bool always);
 /* ---- engine (srv_engine.c) --------------------------------------------------------- */
 
 typedef struct srv_slot {
-    srv_gen *gen; /* NULL: idle */
-    int32_t *token;
-    uint32_t n;
+    srv_gen *gen; /* NULL: idle; always, of a parked one */
+    uint32_t n;   /* tokens */
     uint64_t used_ns;
     srv_gen *wanted; /* the first that waits for which what it holds is the best there is; while one
                         is admitted */
@@ -200,15 +203,16 @@ typedef struct srv_counts { /* since the start */
 typedef struct srv_view { /* a copy, made between steps */
     srv_counts     counts;
     kvd_stats      stats;
-    uint32_t       n_waiting, n_running;
-    srv_slot_view *slot; /* [n_seq] */
+    uint32_t       n_waiting, n_running, n_parked; /* parked: that hold something */
+    srv_slot_view *slot;                           /* [n_seq + n_parked] */
 } srv_view;
 
 typedef struct srv_engine_params {
     kvd_model   *model;
     kvd_session *session;
     uint32_t     n_seq, n_ctx, n_batch, n_logits, n_vocab;
-    uint64_t     n_block; /* capacity */
+    uint32_t     n_parked; /* places for parked sequences; may be 0 */
+    uint64_t     n_block;  /* capacity */
     bool         resident;
     bool         parts;  /* prompts go faster in large parts than in batches: srv_pace_part() */
     bool         cached; /* there is a prefix cache */
@@ -222,9 +226,8 @@ typedef enum srv_stop { SRV_RUN, SRV_STOP_SOON, SRV_STOP_NOW } srv_stop;
 
 struct srv_engine {
     srv_engine_params p;
-    srv_slot         *slot;   /* [n_seq] */
-    int32_t          *tokens; /* [n_seq][n_ctx], slots' */
-    srv_gen          *queue;  /* FIFO, but for what was preempted: that comes first */
+    srv_slot         *slot;  /* [n_seq + n_parked]: slots, then parked sequences */
+    srv_gen          *queue; /* FIFO, but for what was preempted: that comes first */
     uint64_t          n_order;
     uint64_t          n_count; /* of open slots */
     srv_pace          pace;
@@ -273,7 +276,7 @@ void       srv_engine_nudge(srv_engine *e); /* a job was canceled, or its reader
 void       srv_engine_stop(srv_engine *e, srv_stop how);
 /* Empties the prefix cache and all idle slots; *json is the caller's. */
 kvd_status srv_engine_clear(srv_engine *e, char **json, kvd_err *err);
-/* slot: room for n_seq. */
+/* slot: room for n_seq + n_parked. */
 void srv_engine_look(srv_engine *e, srv_view *out, srv_slot_view *slot);
 void srv_engine_look_map(srv_engine *e, srv_map *out);
 

@@ -120,7 +120,7 @@ struct srv {
     srv_call          *calls;
     uint32_t           n_call;
     uint64_t           n_body; /* bytes of large bodies that are in memory */
-    srv_slot_view     *slots;  /* [n_seq] net thread's copy */
+    srv_slot_view     *slots;  /* [n_seq + n_parked] net thread's copy */
     srv_map           *map;    /* likewise */
 
     uint64_t tick_ns, stop_ns; /* stop: when it was told to; 0: not */

@@ -110,6 +110,10 @@ void srv_route_slots(srv *s, srv_call *c)
                        i ? "," : "", i, states[w->state], w->id, w->n_token, w->n_prompt,
                        w->n_generated);
     }
+    kvd_buf_puts(b, "],\"parked\":[");
+    for (uint32_t i = s->plan.n_seq, n = 0; i < s->plan.n_seq + s->plan.n_parked; i++)
+        if (v.slot[i].n_token)
+            kvd_buf_printf(b, "%s{\"id\":%u,\"tokens\":%u}", n++ ? "," : "", i, v.slot[i].n_token);
     kvd_buf_puts(b, "]}");
 }
 

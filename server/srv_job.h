@@ -143,6 +143,7 @@ typedef struct srv_job {
 
     /* of the shape */
     const srv_shape *shape;
+    const char      *route; /* its path, for the log */
     char             id[48];
     int64_t          created;
     bool             has_role[SRV_CHOICE_MAX]; /* net thread: the stream has begun the choice */

@@ -284,6 +284,7 @@ static kvd_status open_engine(srv *s, kvd_session *session, kvd_err *err)
     s->ep = (srv_engine_params){ .model    = s->model,
                                  .session  = session,
                                  .n_seq    = plan->n_seq,
+                                 .n_parked = plan->n_parked,
                                  .n_ctx    = plan->n_ctx,
                                  .n_batch  = plan->n_batch,
                                  .n_logits = plan->n_seq + SERVER_ECHO_ROWS,
@@ -301,12 +302,13 @@ static kvd_status open_engine(srv *s, kvd_session *session, kvd_err *err)
 
 static kvd_status open_net(srv *s, kvd_err *err)
 {
-    int http_fd;
+    const uint32_t all = s->plan.n_seq + s->plan.n_parked;
+    int            http_fd;
 
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    s->slots    = kvd_calloc(s->plan.n_seq, sizeof(*s->slots));
-    s->map      = srv_map_new(s->info.n_layer, s->info.n_kv_head, s->plan.n_seq);
+    s->slots    = kvd_calloc(all, sizeof(*s->slots));
+    s->map      = srv_map_new(s->info.n_layer, s->info.n_kv_head, all);
     if (!s->slots || !s->map)
         return kvd_fail(err, KVD_E_NOMEM, 0, "server: no memory");
     KVD_TRY(watch(s, s->event_fd, s, EPOLLIN, err));

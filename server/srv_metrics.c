@@ -93,6 +93,7 @@ static void put_requests(kvd_buf *b, const srv *s, const srv_view *v)
 
     gauge(b, "sequences_running", "Sequences that are evaluated now.", v->n_running);
     gauge(b, "sequences_limit", "Sequences that can be evaluated together.", s->plan.n_seq);
+    gauge(b, "sequences_parked", "Idle sequences that are kept beside those.", v->n_parked);
     gauge(b, "requests_waiting", "Requests in the queue.", v->n_waiting);
     counter(b, "requests_started_total", "Requests that left the queue to run.", c->n_started);
     head(b, "requests_ended_total", "counter", "Requests that were accepted and have ended.");

@@ -87,7 +87,8 @@ static void put_tiers(kvd_buf *b, const srv *s, const kvd_stats *st)
                    st->kv_used_tokens, st->kv_capacity_tokens);
 }
 
-static void put_sequences(kvd_buf *b, const srv_view *v, const srv_map *m)
+/* Those of slots, and parked ones that hold something. */
+static void put_sequences(kvd_buf *b, const srv_view *v, const srv_map *m, uint32_t n_slot)
 {
     static const char *const states[] = { "idle", "prompt", "answer" };
 
@@ -96,12 +97,16 @@ static void put_sequences(kvd_buf *b, const srv_view *v, const srv_map *m)
         const srv_slot_view *w = &v->slot[i];
         const kvd_placement *p = &m->place[i];
 
+        if (i >= n_slot && p->device_tokens + p->host_tokens + p->disk_tokens == 0)
+            continue;
+
         kvd_buf_printf(b,
                        "%s{\"id\":%u,\"state\":\"%s\",\"prompt_tokens\":%u,"
                        "\"generated_tokens\":%u,\"device_tokens\":%u,\"host_tokens\":%u,"
                        "\"disk_tokens\":%u,\"window_tokens\":%u}",
-                       i ? "," : "", i, states[w->state], w->n_prompt, w->n_generated,
-                       p->device_tokens, p->host_tokens, p->disk_tokens, p->window_tokens);
+                       i ? "," : "", i, i < n_slot ? states[w->state] : "parked", w->n_prompt,
+                       w->n_generated, p->device_tokens, p->host_tokens, p->disk_tokens,
+                       p->window_tokens);
     }
     kvd_buf_putc(b, ']');
 }
@@ -162,7 +167,7 @@ void srv_route_map(srv *s, srv_call *c)
     c->reply.status = 200;
     kvd_buf_printf(b, "{\"running\":%u,\"waiting\":%u", v.n_running, v.n_waiting);
     put_tiers(b, s, &v.stats);
-    put_sequences(b, &v, s->map);
+    put_sequences(b, &v, s->map, s->plan.n_seq);
     put_lanes(b, s->map);
     put_steps(b, s->map);
     kvd_buf_putc(b, '}');

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srv_sched.c - which generation gets which slot, and who gives its memory up.
  *
- * A generation goes where it costs least: where most of its prompt lies already, but rather into an
- * empty or old slot than over the end of a conversation that may come back.  A slot that holds the
- * beginning of a prompt that waits is left alone while another will do; where none will, that
- * prompt goes first, unless what the slot holds is in the prefix cache, too.
+ * An idle sequence belongs to its tokens, not to the slot in which they were evaluated.  When
+ * another generation needs the slot, the sequence is parked; it stays until its memory is asked
+ * for, or there are too many.  A generation goes on with the idle sequence, in a slot or parked,
+ * with which it costs least: the one that holds most of its prompt, but rather none than the
+ * beginning of a long conversation that may come back.  A sequence that holds the beginning of a
+ * prompt that waits is left alone while another will do; where none will, that prompt goes first,
+ * unless what the sequence holds is in the prefix cache, too.
  *
  * Choices of one prompt run one after the other at first, beside each other where their answers are
  * longer than the prompt is worth: admit_beside(). */
@@ -15,6 +18,7 @@
 #define AGE_NS     60e9 /* after which what an idle slot holds counts half */
 #define WANTED_MIN 32u  /* tokens that a slot has in common with a prompt, to be kept for it */
 #define PASSED_MAX 8u   /* times that others go before one for what a slot holds */
+#define LOOK_MAX   64u  /* prompts at the head of the queue that sequences are kept for */
 
 /* ---- queue --------------------------------------------------------------------------------- */
 
@@ -123,14 +127,41 @@ void srv_sched_stop_waiting(srv_engine *e, srv_job *j)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Of prompts that were begun: tokens that were evaluated so far, also where they are not all done.
+ */
+static uint64_t evaluated(const srv_engine *e, const srv_job *j)
+{
+    uint64_t n = j->usage.n_evaluated;
+
+    for (uint32_t i = 0; i < e->p.n_seq; i++) {
+        const srv_slot *s = &e->slot[i];
+
+        if (s->gen && s->gen->job == j && s->gen->state == SRV_GEN_PROMPT && !s->gen->loading &&
+            s->gen->n_token == s->gen->n_prompt)
+            n -= s->gen->n_target - s->n; /* it counts as a whole when it begins */
+    }
+    return n;
+}
+
 static void cancel(srv_engine *e, srv_job *j)
 {
+    const srv_usage *u        = &j->usage;
+    uint64_t         n_prompt = 0;
+
     if (j->over)
         return;
     j->over = true;
     e->counts.n_canceled++;
     srv_sched_stop_waiting(e, j);
-    kvd_log(KVD_LOG_INFO, "%s: canceled, its reader has gone", j->id);
+    for (uint32_t i = 0; i < j->req.n_input; i++)
+        n_prompt += j->req.input[i].n;
+    kvd_log(KVD_LOG_INFO,
+            "%s: %s, canceled by its client, %.0f ms, prompt %llu (cached %llu+%llu+%llu, "
+            "evaluated %llu), generated %llu",
+            j->id, j->route, (double)(kvd_now_ns() - j->submit_ns) * 1e-6,
+            (unsigned long long)n_prompt, (unsigned long long)u->n_cached[0],
+            (unsigned long long)u->n_cached[1], (unsigned long long)u->n_cached[2],
+            (unsigned long long)evaluated(e, j), (unsigned long long)u->n_generated);
 }
 
 void srv_sched_drop_canceled(srv_engine *e)
@@ -159,21 +190,37 @@ void srv_sched_drop_canceled(srv_engine *e)
         srv_sched_count_open(e);
 }
 
-/* ---- slots --------------------------------------------------------------------------------- */
+/* ---- sequences ----------------------------------------------------------------------------- */
 
-/* Tokens that a slot can give a generation. */
-static uint32_t common(const srv_slot *s, const srv_gen *g)
+static uint32_t n_all(const srv_engine *e)
+{
+    return e->p.n_seq + e->p.n_parked;
+}
+
+static uint32_t number_of(const srv_engine *e, const srv_slot *s)
+{
+    return (uint32_t)(s - e->slot);
+}
+
+static bool is_parked(const srv_engine *e, const srv_slot *s)
+{
+    return number_of(e, s) >= e->p.n_seq;
+}
+
+static bool same_salt(const srv_slot *s, const srv_request *r)
+{
+    return s->n_salt == r->n_salt && memcmp(s->salt, r->salt, r->n_salt) == 0;
+}
+
+/* Tokens that a sequence can give a generation. */
+static uint32_t common(const srv_engine *e, const srv_slot *s, const srv_gen *g)
 {
     const srv_request *r     = &g->job->req;
     const int32_t     *token = g->token ? g->token : r->input[g->input].token;
-    const uint32_t     most  = s->n < g->n_token ? s->n : g->n_token;
-    uint32_t           n     = 0;
 
-    if (s->n_salt != r->n_salt || memcmp(s->salt, r->salt, r->n_salt) != 0)
+    if (s->n == 0 || !same_salt(s, r))
         return 0;
-    while (n < most && s->token[n] == token[n])
-        n++;
-    return n;
+    return kvd_seq_common(e->p.session, number_of(e, s), token, g->n_token);
 }
 
 static uint32_t blocks_of(uint32_t n_token)
@@ -181,7 +228,7 @@ static uint32_t blocks_of(uint32_t n_token)
     return (n_token + SRV_BLOCK_TOKENS - 1) / SRV_BLOCK_TOKENS;
 }
 
-/* Blocks a slot holds, or will when its prompt is there and has room for a block of answer. */
+/* Blocks a sequence holds, or will when its prompt is there and has room for a block of answer. */
 static uint64_t claim_of(const srv_slot *s)
 {
     const uint32_t n = s->gen && s->gen->n_target > s->n ? s->gen->n_target : s->n;
@@ -191,18 +238,19 @@ static uint64_t claim_of(const srv_slot *s)
 
 static void cut(srv_engine *e, srv_slot *s, uint32_t n)
 {
-    kvd_err err = { 0 };
+    const uint32_t number = number_of(e, s);
+    kvd_err        err    = { 0 };
 
     if (s->n <= n)
         return;
-    if (kvd_seq_truncate(e->p.session, (uint32_t)(s - e->slot), n, &err) != KVD_OK)
-        kvd_log(KVD_LOG_WARN, "slot %u: %s", (uint32_t)(s - e->slot), err.msg);
-    s->n = kvd_seq_len(e->p.session, (uint32_t)(s - e->slot));
+    if (kvd_seq_truncate(e->p.session, number, n, &err) != KVD_OK)
+        kvd_log(KVD_LOG_WARN, "sequence %u: %s", number, err.msg);
+    s->n = kvd_seq_len(e->p.session, number);
 }
 
 void srv_sched_drop_idle(srv_engine *e)
 {
-    for (uint32_t i = 0; i < e->p.n_seq; i++)
+    for (uint32_t i = 0; i < n_all(e); i++)
         if (!e->slot[i].gen)
             cut(e, &e->slot[i], 0);
 }
@@ -210,8 +258,11 @@ void srv_sched_drop_idle(srv_engine *e)
 /* again: it waits for a slot once more, which is counted then. */
 static void give_up(srv_engine *e, srv_slot *s, bool again)
 {
-    if (s->gen->state == SRV_GEN_PROMPT) /* what there is of the prompt stays, but it has ended */
-        (void)!kvd_seq_truncate(e->p.session, (uint32_t)(s - e->slot), s->n, NULL);
+    if (s->gen->state == SRV_GEN_PROMPT) { /* what there is of the prompt stays, but it has ended */
+        (void)!kvd_seq_truncate(e->p.session, number_of(e, s),
+                                kvd_seq_len(e->p.session, number_of(e, s)), NULL);
+        s->n = kvd_seq_len(e->p.session, number_of(e, s));
+    }
     s->gen->job->n_running[s->gen->input]--;
     s->gen     = NULL;
     s->used_ns = kvd_now_ns();
@@ -225,16 +276,25 @@ void srv_sched_release(srv_engine *e, srv_slot *s)
     give_up(e, s, false);
 }
 
+/* What the library has given up of parked sequences is not there any more. */
+static void look_at_parked(srv_engine *e)
+{
+    for (uint32_t i = e->p.n_seq; i < n_all(e); i++)
+        e->slot[i].n = kvd_seq_len(e->p.session, i);
+}
+
 static void mark_wanted(srv_engine *e)
 {
-    for (uint32_t i = 0; i < e->p.n_seq; i++)
+    uint32_t n_look = 0;
+
+    for (uint32_t i = 0; i < n_all(e); i++)
         e->slot[i].wanted = NULL;
-    for (srv_gen *g = e->queue; g; g = g->next) {
+    for (srv_gen *g = e->queue; g && n_look < LOOK_MAX; g = g->next, n_look++) {
         srv_slot *best = NULL;
         uint32_t  most = WANTED_MIN - 1;
 
-        for (uint32_t i = 0; i < e->p.n_seq; i++) {
-            const uint32_t n = common(&e->slot[i], g);
+        for (uint32_t i = 0; i < n_all(e); i++) {
+            const uint32_t n = common(e, &e->slot[i], g);
 
             if (n > most) {
                 most = n;
@@ -246,40 +306,17 @@ static void mark_wanted(srv_engine *e)
     }
 }
 
-/* What it costs to run in a slot that has n tokens in common with the prompt: what must be
- * evaluated, and what is given up, which counts half of that, less with age, and in full where one
- * waits for it. */
-static double cost_of(const srv_slot *s, uint32_t n_token, uint32_t n, uint64_t now)
+/* What giving up n tokens of a sequence costs, in tokens to evaluate: half of them, less with age,
+ * and in full where another than g waits for them. */
+static double loss_of(const srv_slot *s, const srv_gen *g, uint32_t n, uint64_t now)
 {
     const double age    = (double)(now - s->used_ns) / AGE_NS;
-    const double weight = s->wanted ? 1.0 : 0.5 / (1.0 + age);
+    const double weight = s->wanted && s->wanted != g ? 1.0 : 0.5 / (1.0 + age);
 
-    return (double)(n_token - n) + weight * (double)(s->n - n);
+    return weight * (double)n;
 }
 
-static srv_slot *choose(srv_engine *e, const srv_gen *g, double *cost_out)
-{
-    const uint64_t now  = kvd_now_ns();
-    srv_slot      *best = NULL;
-    double         low  = 0.0;
-
-    for (uint32_t i = 0; i < e->p.n_seq; i++) {
-        srv_slot *s = &e->slot[i];
-        double    cost;
-
-        if (s->gen)
-            continue;
-        cost = cost_of(s, g->n_token, common(s, g), now);
-        if (!best || cost < low) {
-            best = s;
-            low  = cost;
-        }
-    }
-    *cost_out = low;
-    return best;
-}
-
-/* Whether slot a should be given up rather than b; both are idle. */
+/* Whether sequence a should be given up rather than b; both are idle. */
 static bool less_worth(const srv_slot *a, const srv_slot *b)
 {
     if (!a->wanted != !b->wanted)
@@ -287,29 +324,142 @@ static bool less_worth(const srv_slot *a, const srv_slot *b)
     return a->used_ns < b->used_ns;
 }
 
-/* ---- memory ------------------------------------------------------------------------------- */
+/* The idle sequence among slots, or among all, that holds something and is worth least; NULL: none
+ * is. */
+static srv_slot *least_worth(srv_engine *e, uint32_t first, uint32_t end, const srv_slot *keep)
+{
+    srv_slot *least = NULL;
+
+    for (uint32_t i = first; i < end; i++) {
+        srv_slot *s = &e->slot[i];
+
+        if (!s->gen && s != keep && s->n > 0 && (!least || less_worth(s, least)))
+            least = s;
+    }
+    return least;
+}
+
+/* A slot that no generation has, empty if there is such a one; NULL: none. */
+static srv_slot *free_slot(srv_engine *e)
+{
+    for (uint32_t i = 0; i < e->p.n_seq; i++)
+        if (!e->slot[i].gen && e->slot[i].n == 0)
+            return &e->slot[i];
+    return least_worth(e, 0, e->p.n_seq, NULL);
+}
+
+static void move(srv_engine *e, srv_slot *from, srv_slot *to)
+{
+    kvd_err err = { 0 };
+
+    if (kvd_seq_move(e->p.session, number_of(e, from), number_of(e, to), &err) != KVD_OK)
+        kvd_log(KVD_LOG_WARN, "sequence %u: %s", number_of(e, from), err.msg);
+    to->n       = kvd_seq_len(e->p.session, number_of(e, to));
+    from->n     = kvd_seq_len(e->p.session, number_of(e, from));
+    to->used_ns = from->used_ns;
+    to->wanted  = from->wanted;
+    to->n_salt  = from->n_salt;
+    memcpy(to->salt, from->salt, from->n_salt);
+}
+
+/* An empty place for a parked sequence; where all are taken the one worth least is dropped, but not
+ * `keep`.  NULL: there are no places. */
+static srv_slot *free_place(srv_engine *e, const srv_slot *keep)
+{
+    srv_slot *least;
+
+    for (uint32_t i = e->p.n_seq; i < n_all(e); i++)
+        if (e->slot[i].n == 0)
+            return &e->slot[i];
+    least = least_worth(e, e->p.n_seq, n_all(e), keep);
+    if (least)
+        cut(e, least, 0);
+    return least;
+}
+
+/* ---- where a generation goes ----------------------------------------------------------------- */
+
+typedef struct spot {
+    srv_slot *slot; /* it runs there */
+    srv_slot *from; /* and goes on with what this sequence holds: the slot, or a parked one; NULL:
+                       with nothing */
+    double cost;    /* in tokens to evaluate */
+} spot;
+
+/* Blocks that it needs beyond what a sequence has; from NULL: it has none. */
+static uint64_t need_of(const srv_gen *g, const srv_slot *from)
+{
+    const uint64_t need = blocks_of(g->n_token + 1), have = from ? claim_of(from) : 0;
+
+    return need > have ? need - have : 0;
+}
 
 static uint64_t claimed(const srv_engine *e)
 {
     uint64_t n = 0;
 
-    for (uint32_t i = 0; i < e->p.n_seq; i++)
+    for (uint32_t i = 0; i < n_all(e); i++)
         n += claim_of(&e->slot[i]);
     return n;
 }
 
-/* Idle slots give up what they hold until `need` blocks are free; false: that is not enough. */
+/* What idle sequences lose that give up memory for it, about. */
+static double loss_of_room(srv_engine *e, const srv_gen *g, const srv_slot *from, uint64_t now)
+{
+    const uint64_t need = claimed(e) + need_of(g, from);
+    srv_slot      *old  = need > e->p.n_block ? least_worth(e, 0, n_all(e), from) : NULL;
+
+    return old ? loss_of(old, g, (uint32_t)(need - e->p.n_block) * SRV_BLOCK_TOKENS, now) : 0.0;
+}
+
+/* There is a slot that no generation has. */
+static spot choose(srv_engine *e, const srv_gen *g)
+{
+    const uint64_t now  = kvd_now_ns();
+    srv_slot      *free = free_slot(e);
+    spot           best = { .slot = free, .cost = g->n_token + loss_of_room(e, g, NULL, now) };
+
+    if (e->p.n_parked == 0) { /* what the slot holds is given up */
+        best.from = free;
+        best.cost = (double)g->n_token + loss_of(free, g, free->n, now);
+    }
+    for (uint32_t i = 0; i < n_all(e); i++) {
+        srv_slot      *s = &e->slot[i];
+        const uint32_t n = s->gen ? 0 : common(e, s, g);
+        double         cost;
+
+        if (n == 0)
+            continue;
+        cost = (double)(g->n_token - n) + loss_of(s, g, s->n - n, now) + loss_of_room(e, g, s, now);
+        if (cost < best.cost)
+            best = (spot){ .slot = is_parked(e, s) ? free : s, .from = s, .cost = cost };
+    }
+    return best;
+}
+
+/* The slot comes to hold what the generation goes on with: what it held is parked. */
+static void prepare(srv_engine *e, const spot *at)
+{
+    srv_slot *place;
+
+    if (at->from == at->slot)
+        return;
+    place = at->slot->n ? free_place(e, at->from) : NULL;
+    if (place)
+        move(e, at->slot, place);
+    cut(e, at->slot, 0);
+    if (at->from)
+        move(e, at->from, at->slot);
+}
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
+/* Idle sequences give up what they hold until `need` blocks are free; false: that is not enough. */
 static bool evict_idle(srv_engine *e, uint64_t need, const srv_slot *keep)
 {
     while (claimed(e) + need > e->p.n_block) {
-        srv_slot *least = NULL;
+        srv_slot *least = least_worth(e, 0, n_all(e), keep);
 
-        for (uint32_t i = 0; i < e->p.n_seq; i++) {
-            srv_slot *s = &e->slot[i];
-
-            if (!s->gen && s != keep && s->n > 0 && (!least || less_worth(s, least)))
-                least = s;
-        }
         if (!least)
             return false;
         cut(e, least, 0);
@@ -332,6 +482,7 @@ static void preempt(srv_engine *e, srv_slot *s)
 
 void srv_sched_make_room(srv_engine *e)
 {
+    look_at_parked(e);
     while (!evict_idle(e, 0, NULL)) {
         srv_slot *young = NULL;
         uint32_t  n     = 0;
@@ -415,7 +566,7 @@ kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err)
     p.salt       = r->salt;
     p.salt_bytes = r->n_salt;
     p.slice_ns   = srv_pace_slice(&e->pace, n_answering(e));
-    st           = kvd_prompt_begin(e->p.session, (uint32_t)(s - e->slot), &p, err);
+    st           = kvd_prompt_begin(e->p.session, number_of(e, s), &p, err);
     e->counts.prefix_ns += e->p.cached ? kvd_now_ns() - t0 : 0;
     return st;
 }
@@ -425,11 +576,10 @@ static void begin_evaluation(srv_engine *e, srv_slot *s, srv_gen *g)
 {
     const uint32_t kept = s->n;
 
-    s->n = kvd_seq_len(e->p.session, (uint32_t)(s - e->slot));
-    memcpy(s->token, g->token, s->n * sizeof(*s->token));
+    s->n       = kvd_seq_len(e->p.session, number_of(e, s));
     g->loading = false;
     g->n_kept  = s->n;
-    count_cached(e, g, kept, s->n);
+    count_cached(e, g, kept < s->n ? kept : s->n, s->n);
     if (g->job->req.debug_cache && g->choice == 0 && g->n_token == g->n_prompt)
         explain(e, g, s->n);
 }
@@ -448,7 +598,7 @@ static srv_slot *oldest_loading(srv_engine *e)
     return old;
 }
 
-/* The slot holds the first tokens of the prompt, or none; then the store may know some, and it
+/* The slot holds the first tokens of the prompt, or none.  The store may know more of them; then it
  * comes behind those that are being read: the store reads one until it is done, whoever asks. */
 static kvd_status begin_prompt(srv_engine *e, srv_slot *s, srv_gen *g, kvd_err *err)
 {
@@ -460,7 +610,7 @@ static kvd_status begin_prompt(srv_engine *e, srv_slot *s, srv_gen *g, kvd_err *
     memcpy(s->salt, r->salt, r->n_salt);
     s->n_salt = r->n_salt;
     if (!g->echo) /* it wants the logits of all of it */
-        st = s->n == 0 && oldest_loading(e) ? KVD_E_BUSY : srv_sched_begin(e, s, err);
+        st = e->p.cached && oldest_loading(e) ? KVD_E_BUSY : srv_sched_begin(e, s, err);
     if (st == KVD_OK)
         begin_evaluation(e, s, g);
     g->loading = st == KVD_E_BUSY;
@@ -483,19 +633,17 @@ bool srv_sched_load(srv_engine *e)
     return true;
 }
 
-/* What a slot goes on with of what it holds.  The prefix cache is asked for empty sequences alone:
- * where that is less than half of the prompt more may be known there, and most of it is. */
+/* What a slot goes on with of what it holds; the prefix cache adds what it knows beyond that. */
 static uint32_t kept_of(const srv_engine *e, const srv_slot *s, const srv_gen *g)
 {
-    const uint32_t n = common(s, g);
+    const uint32_t n = g->echo ? 0 : common(e, s, g);
 
-    if (g->echo || (e->p.cached && n < g->n_token / 2))
-        return 0;
     return n < g->n_token ? n : g->n_token - 1;
 }
 
-static void start(srv_engine *e, srv_gen *g, srv_slot *s)
+static void start(srv_engine *e, srv_gen *g, const spot *at)
 {
+    srv_slot *s      = at->slot;
     const bool new   = g->token == NULL;
     const bool first = g->job->usage.queue_ns == 0;
     kvd_err    err   = { 0 };
@@ -503,6 +651,7 @@ static void start(srv_engine *e, srv_gen *g, srv_slot *s)
 
     e->counts.n_started += first;
     unlink_gen(e, g);
+    prepare(e, at);
     g->state    = SRV_GEN_PROMPT;
     g->order    = e->n_order++;
     g->start_ns = kvd_now_ns();
@@ -538,43 +687,42 @@ static bool has_idle(const srv_engine *e)
     return false;
 }
 
-/* Blocks that it needs beyond what the slot has. */
-static uint64_t need_of(const srv_gen *g, const srv_slot *s)
-{
-    const uint64_t need = blocks_of(g->n_token + 1);
-
-    return need > claim_of(s) ? need - claim_of(s) : 0;
-}
-
 /* Nobody waits but choices of inputs that others answer already.  One of them runs beside those
  * once they have taken as long as its slot costs: evaluating its prompt another time then makes the
  * request at most so much slower, and where answers are long, faster by whole answers.  It takes no
- * memory from others. */
+ * memory from others that run. */
 static bool admit_beside(srv_engine *e, srv_gen *g)
 {
     const uint64_t since = g->job->answer_ns[g->input], now = kvd_now_ns();
     const double   token_ns = srv_pace_token_ns(&e->pace);
-    double         cost     = 0.0;
-    srv_slot      *s;
+    spot           at;
 
     if (!since || token_ns == 0.0 || now < g->beside_ns)
         return false;
-    s            = choose(e, g, &cost);
-    g->beside_ns = since + (uint64_t)(cost * token_ns);
-    if (now < g->beside_ns || claimed(e) + need_of(g, s) > e->p.n_block)
+    at           = choose(e, g);
+    g->beside_ns = since + (uint64_t)(at.cost * token_ns);
+    if (now < g->beside_ns || !evict_idle(e, need_of(g, at.from), at.from))
         return false;
-    start(e, g, s);
+    start(e, g, &at);
     return true;
 }
 
-/* Who runs in the slot that g would take: one behind it, if that has more use for what it holds,
- * and it is nowhere else. */
-static srv_gen *goes_first(const srv_engine *e, srv_gen *g, const srv_slot *s)
+/* A sequence that loses tokens when g runs there, if any. */
+static srv_slot *victim_of(srv_engine *e, const srv_gen *g, const spot *at)
 {
-    srv_gen *w = s->wanted;
+    if (at->from)
+        return at->from;
+    return claimed(e) + need_of(g, NULL) > e->p.n_block ? least_worth(e, 0, n_all(e), NULL) : NULL;
+}
+
+/* Who runs in place of g: one behind it that waits for what g would have given up, if that has more
+ * use for it, and it is nowhere else. */
+static srv_gen *goes_first(const srv_engine *e, srv_gen *g, const srv_slot *victim)
+{
+    srv_gen *w = victim ? victim->wanted : NULL;
 
     if (!w || w == g || e->p.cached || g->n_passed == PASSED_MAX || !may_run(w) ||
-        w->job->req.echo || common(s, g) >= common(s, w))
+        w->job->req.echo || common(e, victim, g) >= common(e, victim, w))
         return g;
     return w;
 }
@@ -582,23 +730,25 @@ static srv_gen *goes_first(const srv_engine *e, srv_gen *g, const srv_slot *s)
 /* The first that may run gets a slot, if there is one and memory for it. */
 static bool admit_one(srv_engine *e)
 {
-    srv_gen  *g = e->queue, *first;
-    srv_slot *s;
-    double    cost;
+    srv_gen *g = e->queue, *first;
+    spot     at;
 
     if (!g || !has_idle(e))
         return false;
     while (g && !may_run(g))
         g = g->next;
+    look_at_parked(e);
+    mark_wanted(e);
     if (!g)
         return admit_beside(e, e->queue);
-    mark_wanted(e);
-    s     = choose(e, g, &cost);
-    first = goes_first(e, g, s);
-    if (!evict_idle(e, need_of(first, s), s))
+    at    = choose(e, g);
+    first = goes_first(e, g, victim_of(e, g, &at));
+    if (first != g)
+        at = choose(e, first);
+    if (!evict_idle(e, need_of(first, at.from), at.from))
         return false;
     g->n_passed += first != g;
-    start(e, first, s);
+    start(e, first, &at);
     return true;
 }
 

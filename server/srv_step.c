@@ -239,13 +239,12 @@ static void tell_progress(srv_engine *e, srv_gen *g, uint32_t n_done)
     srv_tell(e, g->job, ev);
 }
 
-/* Rows [first, first + n) were a slot's; its first logits are row number `want`. */
-static void settle(srv_engine *e, srv_slot *s, uint32_t first, uint32_t n, uint32_t want)
+/* n rows were a slot's; its first logits are row number `want`. */
+static void settle(srv_engine *e, srv_slot *s, uint32_t n, uint32_t want)
 {
     srv_gen       *g  = s->gen;
     const uint32_t at = s->n;
 
-    memcpy(s->token + s->n, e->row_token + first, n * sizeof(*s->token));
     s->n += n;
     if (g->job->over)
         return;
@@ -275,7 +274,7 @@ static void settle_all(srv_engine *e)
 
         for (uint32_t i = 0; i < n; i++)
             w += e->row_want[first + i];
-        settle(e, s, first, n, want);
+        settle(e, s, n, want);
         want += w;
         first += n;
     }
@@ -371,7 +370,6 @@ static void run_part(srv_engine *e, srv_slot *s)
     if (st == KVD_OK) {
         srv_pace_learn(&e->pace, 0, p.n, (double)(kvd_now_ns() - t0));
         note_ended(e, 0, p.n, kvd_now_ns() - t0);
-        memcpy(s->token + s->n, s->gen->token + s->n, p.n * sizeof(*s->token));
         s->n += p.n;
         st = srv_sched_begin(e, s, &err); /* nothing is read: it holds tokens */
     }

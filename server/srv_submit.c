@@ -67,6 +67,7 @@ static void enqueue(srv *s, srv_call *c, srv_job *j, const srv_shape *shape)
     if (!fits(s, j, shape->prompt, &c->reply))
         return;
     j->shape = shape;
+    j->route = c->route->path;
     if (!name_job(j, shape->prefix)) {
         srv_reply_error(&c->reply, 503, NULL, NULL, "the system gives no random numbers");
         return;

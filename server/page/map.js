@@ -79,18 +79,20 @@ function showSequence(row, { q, longest }) {
   setText(amount, `${count(all)} tokens`);
   setText(detail, parts.join(" · "));
   detail.hidden = parts.length === 0;
-  row.classList.toggle("runs", q.state !== "idle");
+  row.classList.toggle("runs", runs(q));
   [...bar.children].forEach((e, i) => {
     e.style.inlineSize = `${(longest ? n[i] / longest : 0) * 100}%`;
   });
 }
 
+const runs = (q) => q.state === "prompt" || q.state === "answer";
+
 // Those that hold something or run.
 function showSequences(sequences) {
   const tokens = (q) => q.device_tokens + q.host_tokens + q.disk_tokens;
   const longest = Math.max(...sequences.map(tokens));
-  const held = sequences.filter((q) => tokens(q) > 0 || q.state !== "idle");
-  setText(at("held"), `${count(held.length)} of ${count(sequences.length)} hold tokens`);
+  const held = sequences.filter((q) => tokens(q) > 0 || runs(q));
+  setText(at("held"), `${count(held.length)} hold tokens`);
   showList(at("sequences"), held.map((q) => ({ q, longest })), makeSequence, showSequence);
 }
 

@@ -10,7 +10,7 @@ from kvserver import Directory, Server, main
 COMPLETION = "/v1/completions"
 FAULT = os.environ["KVDRIVE_FAULT"]
 BIAS = {"261": -100}
-MINE, OTHERS, NEW = [67] * 600, [80] * 1000, [71] * 300
+MINE, OTHERS, NEW, LARGE = [67] * 600, [80] * 1000, [71] * 300, [71] * 3500
 
 
 def cached(answer):
@@ -68,23 +68,24 @@ def test_the_other_way_round():
 
 
 def test_goes_first_rather_than_lose_it():
-    """One sequence is free, and what it holds is of use to some behind the first: they go before
-    it, but not for ever.  What the prefix cache has is not lost, so nobody does then."""
+    """The first needs the memory of a sequence that is of use to some behind it: they go before it,
+    but not for ever.  What the prefix cache has is not lost, so nobody does then."""
     n_last = 12
     for more, passed in (((), 8), (("--cache-dir",), 0)):
         with Directory() as d, \
-                Server("--parallel", "1", *more, *[d for _ in more], program=FAULT) as s:
+                Server("--parallel", "1", "--kv-tokens", "4096", *more, *[d for _ in more],
+                       program=FAULT) as s:
             held = s.raw_post(COMPLETION, {"prompt": MINE, "max_tokens": 2900, "stream": True,
                                            "logit_bias": BIAS})
             s.wait_for(lambda: s.slots()["slots"][0]["generated_tokens"] > 2, 30)
             asks = []
-            for i, prompt in enumerate([NEW] + [MINE + [90 + k] * 5 for k in range(n_last)]):
+            for i, prompt in enumerate([LARGE] + [MINE + [90 + k] * 5 for k in range(n_last)]):
                 asks.append(s.raw_post(COMPLETION, {"prompt": prompt, "max_tokens": 2,
                                                     "logit_bias": BIAS}, "Connection: close\r\n"))
                 s.wait_for(lambda n=i: s.slots()["waiting"] == n + 1)
             held.close()
             found = [by_tier(c)["device"] for c in asks]
-            # whoever came behind NEW has found nothing there, the others have
+            # whoever came behind LARGE has found nothing there, the others have
             assert found == [0] + [600] * passed + [0] + [600] * (n_last - passed - 1), found
 
 

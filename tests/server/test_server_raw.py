@@ -62,9 +62,10 @@ def test_leaves_in_every_state():
     with Server("--parallel", "2", program=FAULT) as s:
         stays = s.raw_post(COMPLETION, ENDLESS)
         until(stays, b"data: ")
-        for stream in (True, False):
-            for state in ("prompt", "answer"):
-                c = s.raw_post(COMPLETION, {**LONG, "stream": stream})
+        for k, stream in enumerate((True, False)):
+            for i, state in enumerate(("prompt", "answer")):
+                c = s.raw_post(COMPLETION, {**LONG, "prompt": [70 + 2 * k + i] * 3000,
+                                            "stream": stream})
                 s.wait_for(lambda: state in states(s)[1:] or states(s).count(state) == 2)
                 c.close()
                 s.wait_for(lambda: s.slots()["running"] == 1, 1)
