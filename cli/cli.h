@@ -52,6 +52,14 @@ int cli_profile(const kvd_opts *o);
 int cli_cache(const kvd_opts *o);
 int cli_serve(const kvd_opts *o);
 
+/* ---- cli_names.c --------------------------------------------------------------------- */
+
+#define CLI_NAMES_BYTES 1024
+/* Which command's options messages name: its bit. */
+void cli_names_begin(uint32_t bit);
+/* A message of the library with options in place of fields.  Returns out. */
+const char *cli_name_options(const char *msg, char *out);
+
 /* ---- cli_bench.c, cli_bench_schedules.c ---------------------------------------------- */
 
 #define CLI_LIST_MAX 32

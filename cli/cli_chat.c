@@ -175,7 +175,7 @@ static bool answer(chat *c)
         st = kvd_fail(&err, KVD_E_NOMEM, 0, "no memory to keep the answer");
     if (st != KVD_OK && !(st == KVD_E_CANCELED && text.len)) {
         if (st != KVD_E_CANCELED)
-            fprintf(stderr, "kvdrive: %s\n", err.msg);
+            (void)cli_fail(&err);
         drop_last(c, "user"); /* it was not answered: as if not asked */
     }
     free(json);

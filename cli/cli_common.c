@@ -15,7 +15,10 @@
 
 int cli_fail(const kvd_err *err)
 {
-    fprintf(stderr, "kvdrive: %s\n", err->code == KVD_E_CANCELED ? "interrupted" : err->msg);
+    char text[CLI_NAMES_BYTES];
+
+    fprintf(stderr, "kvdrive: %s\n",
+            err->code == KVD_E_CANCELED ? "interrupted" : cli_name_options(err->msg, text));
     switch (err->code) {
     case KVD_E_INVAL:
         return EXIT_USAGE;
@@ -131,6 +134,7 @@ static kvd_status open_on_gpu(kvd_model **out, kvd_model_params *p, kvd_err *err
 {
     kvd_err    why = { 0 };
     kvd_status st;
+    char       text[CLI_NAMES_BYTES];
 
     p->backend = "cuda";
     st         = kvd_model_open(out, p, &why);
@@ -139,7 +143,7 @@ static kvd_status open_on_gpu(kvd_model **out, kvd_model_params *p, kvd_err *err
             *err = why;
         return st;
     }
-    fprintf(stderr, "kvdrive: %s; going on with the CPU\n", why.msg);
+    fprintf(stderr, "kvdrive: %s; going on with the CPU\n", cli_name_options(why.msg, text));
     p->backend       = "cpu";
     p->device_memory = 0;
     return kvd_model_open(out, p, err);

@@ -73,9 +73,10 @@ static int print_text(kvd_buf *b)
 static void log_line(void *ctx, kvd_log_level level, const char *msg)
 {
     const bool *verbose = ctx;
+    char        text[CLI_NAMES_BYTES];
 
     if (level >= KVD_LOG_WARN || *verbose)
-        fprintf(stderr, "kvdrive: %s\n", msg);
+        fprintf(stderr, "kvdrive: %s\n", cli_name_options(msg, text));
 }
 
 /* What was given of another program's options, and what there is instead. */
@@ -96,6 +97,7 @@ static int run_command(const command *c, int argc, const char *const *argv)
     bool     verbose;
     int      code;
 
+    cli_names_begin(c->bit);
     if (kvd_opts_open(&o, cli_options, cli_n_option, c->bit, argc, argv, &err) != KVD_OK) {
         fprintf(stderr, "kvdrive %s: %s\n", c->name, err.msg);
         code = EXIT_USAGE;

@@ -162,6 +162,7 @@ static void take_params(server_params *p, const kvd_opts *o)
     p->stall_s      = kvd_opts_num(o, "stall-timeout");
     p->grace_s      = kvd_opts_num(o, "grace");
     p->cached       = kvd_opts_text(o, "cache-dir") != NULL;
+    p->words        = cli_name_options;
     p->log_json     = strcmp(kvd_opts_text(o, "log-format"), "json") == 0;
     take_sampling(&p->sampling, o);
 }

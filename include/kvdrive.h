@@ -13,8 +13,9 @@
  *             kvd_session_cancel() may be called from any thread and from a signal handler.
  * Errors      kvd_status decides, kvd_err explains.  err may be NULL.  On failure an out
  *             pointer is NULL and no state has changed, unless a function says otherwise.
- * ABI         every params struct begins with struct_size = sizeof(the struct); use the
- *             KVD_*_INIT initialisers.  Fields are only ever appended.
+ * ABI         every struct that begins with struct_size = sizeof(the struct) is begun with its
+ *             KVD_*_INIT initialiser, whether it goes in or comes out; without a size it is an
+ *             error (KVD_E_INVAL).  Fields are only ever appended.
  */
 #ifndef KVDRIVE_H
 #define KVDRIVE_H
@@ -24,12 +25,29 @@
 #include <stdint.h>
 
 #ifdef __cplusplus
+/* Zeros and the size, for the KVD_*_INIT initialisers: C++ has designated ones from C++20 on. */
+template <class T> inline T kvd_sized()
+{
+    T x = T();
+
+    x.struct_size = sizeof(T);
+    return x;
+}
 extern "C" {
 #endif
 
 #define KVD_VERSION_MAJOR 0
 #define KVD_VERSION_MINOR 1
 #define KVD_VERSION_PATCH 0
+
+#ifdef __cplusplus
+#define KVD_SIZED(type) kvd_sized<type>()
+#else
+#define KVD_SIZED(type)             \
+    {                               \
+        .struct_size = sizeof(type) \
+    }
+#endif
 
 #if defined(__GNUC__)
 #define KVD_API      __attribute__((visibility("default")))
@@ -128,10 +146,7 @@ typedef struct kvd_model_params {
      * "q4_k"; NULL: bf16), without tokenizer or template.  RoPE options do not apply */
     const char *shape, *shape_weights;
 } kvd_model_params;
-#define KVD_MODEL_PARAMS_INIT                   \
-    {                                           \
-        .struct_size = sizeof(kvd_model_params) \
-    }
+#define KVD_MODEL_PARAMS_INIT KVD_SIZED(kvd_model_params)
 
 /* Maps the file read-only, checks everything in it, builds the tokenizer and compiles the
  * chat template.  A template or tokenizer that cannot be served is an error here, not later. */
@@ -149,7 +164,9 @@ typedef struct kvd_model_info {
     uint32_t    n_ctx_train; /* with the chosen RoPE scaling applied */
     uint64_t    kv_bytes_per_token;
 } kvd_model_info;
-KVD_API void kvd_model_get_info(const kvd_model *m, kvd_model_info *out);
+#define KVD_MODEL_INFO_INIT KVD_SIZED(kvd_model_info)
+/* KVD_E_INVAL: out does not say its size. */
+KVD_API kvd_status kvd_model_get_info(const kvd_model *m, kvd_model_info *out);
 
 /* What a file holds, as one JSON object (metadata, tensors, geometry), without opening it for
  * use: works for architectures that kvd_model_open() refuses.  *json is the caller's. */
@@ -196,10 +213,21 @@ typedef struct kvd_chat_request {
     const char *vars_json;     /* object of further template variables, or NULL */
     bool        add_generation_prompt;
 } kvd_chat_request;
+#ifdef __cplusplus
+static inline kvd_chat_request kvd_chat_request_init(void)
+{
+    kvd_chat_request r = KVD_SIZED(kvd_chat_request);
+
+    r.add_generation_prompt = true;
+    return r;
+}
+#define KVD_CHAT_REQUEST_INIT kvd_chat_request_init()
+#else
 #define KVD_CHAT_REQUEST_INIT                                                  \
     {                                                                          \
         .struct_size = sizeof(kvd_chat_request), .add_generation_prompt = true \
     }
+#endif
 
 /* Renders the chat template; *text is the caller's, *len (NULL: not wanted) its length: messages
  * may hold zero bytes.  spans (may be NULL) receives a caller-owned array of the bytes that come
@@ -307,10 +335,7 @@ typedef struct kvd_attention_params {
                                  number of rows, as they try sizes of 1, 2, 4 ...  Where rows would
                                  make more than KVD_MICRO_BATCHES_MAX of them, each has more rows */
 } kvd_attention_params;
-#define KVD_ATTENTION_PARAMS_INIT                   \
-    {                                               \
-        .struct_size = sizeof(kvd_attention_params) \
-    }
+#define KVD_ATTENTION_PARAMS_INIT KVD_SIZED(kvd_attention_params)
 
 typedef struct kvd_session_params {
     size_t      struct_size;
@@ -355,10 +380,7 @@ typedef struct kvd_session_params {
      * not more than kv_tokens has blocks of 256, and none where kv_spills. */
     uint32_t n_parked;
 } kvd_session_params;
-#define KVD_SESSION_PARAMS_INIT                   \
-    {                                             \
-        .struct_size = sizeof(kvd_session_params) \
-    }
+#define KVD_SESSION_PARAMS_INIT KVD_SIZED(kvd_session_params)
 
 typedef struct kvd_plan {
     size_t   struct_size;
@@ -390,6 +412,7 @@ typedef struct kvd_plan {
     uint64_t pinned_bytes;
     uint32_t n_parked; /* places for parked sequences; their tables are in host_bytes */
 } kvd_plan;
+#define KVD_PLAN_INIT KVD_SIZED(kvd_plan)
 /* What kvd_session_open() would take, without allocating it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,
                                                  kvd_plan *out, kvd_err *err);
@@ -410,10 +433,7 @@ typedef struct kvd_batch {
        kvd_sampler_pick(): kvd_sampler_n_best() says how many.  A GPU then sends no logits. */
     uint32_t n_best;
 } kvd_batch;
-#define KVD_BATCH_INIT                   \
-    {                                    \
-        .struct_size = sizeof(kvd_batch) \
-    }
+#define KVD_BATCH_INIT KVD_SIZED(kvd_batch)
 
 /* Runs the tokens through the model and appends them to their sequences.  On failure the
  * sequences hold what they held before. */
@@ -445,10 +465,7 @@ typedef struct kvd_prompt {
     uint64_t    slice_ns;   /* about how long the call may read from the prefix cache; 0: as long as
                                it takes */
 } kvd_prompt;
-#define KVD_PROMPT_INIT                   \
-    {                                     \
-        .struct_size = sizeof(kvd_prompt) \
-    }
+#define KVD_PROMPT_INIT KVD_SIZED(kvd_prompt)
 /* Begins it: an empty sequence takes the longest prefix that the prefix cache knows, all but the
  * last token at most; kvd_seq_len() tells how far that came.  A prefix that would take longer to
  * read than to evaluate is left there.  KVD_E_BUSY: slice_ns were not enough; more calls with the
@@ -509,11 +526,8 @@ typedef struct kvd_measure_params {
     bool stages;
     bool no_fetch; /* misses are counted and attended, but their records are not moved */
 } kvd_measure_params;
-#define KVD_MEASURE_PARAMS_INIT                   \
-    {                                             \
-        .struct_size = sizeof(kvd_measure_params) \
-    }
-#define KVD_MEASURE_REUSE 0.925f
+#define KVD_MEASURE_PARAMS_INIT KVD_SIZED(kvd_measure_params)
+#define KVD_MEASURE_REUSE       0.925f
 /* NULL: evaluations are as they were.  What was measured starts from zero. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_measure(kvd_session *s, const kvd_measure_params *p,
                                                     kvd_err *err);
@@ -536,7 +550,9 @@ typedef struct kvd_stages {
     uint64_t bytes[KVD_STAGE_COUNT]; /* that it must read, once: weights, index, records; FETCH:
                                         from the host */
 } kvd_stages;
-KVD_API void kvd_session_get_stages(const kvd_session *s, kvd_stages *out);
+#define KVD_STAGES_INIT KVD_SIZED(kvd_stages)
+/* KVD_E_INVAL: out does not say its size. */
+KVD_API kvd_status kvd_session_get_stages(const kvd_session *s, kvd_stages *out);
 
 /* Makes the evaluation under way, or else the next one, return KVD_E_CANCELED at a layer edge; the
  * request is consumed by that return.  Any thread; async-signal-safe. */
@@ -601,7 +617,9 @@ typedef struct kvd_stats {
      * of disk_put_ns, evaluations' waits for writes */
     uint64_t up_ns, up_dense_ns, down_ns, disk_read_ns, disk_put_ns, disk_put_wait_ns;
 } kvd_stats;
-KVD_API void kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
+#define KVD_STATS_INIT KVD_SIZED(kvd_stats)
+/* KVD_E_INVAL: out does not say its size. */
+KVD_API kvd_status kvd_session_get_stats(const kvd_session *s, kvd_stats *out);
 /* Waits until all that was stored in cache_dir is on the disk and can be found (at most about 10
  * s); an error: some of it is not.  Counts of what was stored are complete then. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_flush(kvd_session *s, kvd_err *err);
@@ -622,7 +640,9 @@ typedef struct kvd_placement {
     size_t   struct_size;
     uint32_t device_tokens, host_tokens, disk_tokens, window_tokens;
 } kvd_placement;
-/* false: there is no such sequence.  Takes some microseconds; the session's thread. */
+#define KVD_PLACEMENT_INIT KVD_SIZED(kvd_placement)
+/* false: there is no such sequence, or out does not say its size, which the log then tells.  Takes
+ * some microseconds; the session's thread. */
 KVD_API bool kvd_seq_placement(const kvd_session *s, uint32_t seq, kvd_placement *out);
 
 /* ---- prefix cache ---------------------------------------------------------------- */
@@ -666,11 +686,27 @@ typedef struct kvd_sampler_params {
     const kvd_logit_bias *bias; /* copied */
     size_t                n_bias;
 } kvd_sampler_params;
+#ifdef __cplusplus
+static inline kvd_sampler_params kvd_sampler_params_init(void)
+{
+    kvd_sampler_params p = KVD_SIZED(kvd_sampler_params);
+
+    p.temperature    = 0.8f;
+    p.top_k          = 40;
+    p.top_p          = 0.95f;
+    p.min_p          = 0.05f;
+    p.repeat_penalty = 1.0f;
+    p.penalty_last_n = 64;
+    return p;
+}
+#define KVD_SAMPLER_PARAMS_INIT kvd_sampler_params_init()
+#else
 #define KVD_SAMPLER_PARAMS_INIT                                                      \
     {                                                                                \
         .struct_size = sizeof(kvd_sampler_params), .temperature = 0.8f, .top_k = 40, \
         .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1.0f, .penalty_last_n = 64 \
     }
+#endif
 
 KVD_API KVD_MUST_USE kvd_status kvd_sampler_open(kvd_sampler **out, const kvd_model *m,
                                                  const kvd_sampler_params *p, kvd_err *err);
@@ -722,10 +758,7 @@ typedef struct kvd_grammar_params {
     const char     *tool_name;   /* the one function that may be called; NULL: any */
     bool            single_call; /* at most one call */
 } kvd_grammar_params;
-#define KVD_GRAMMAR_PARAMS_INIT                   \
-    {                                             \
-        .struct_size = sizeof(kvd_grammar_params) \
-    }
+#define KVD_GRAMMAR_PARAMS_INIT KVD_SIZED(kvd_grammar_params)
 
 /* A keyword that cannot be applied, a limit, a schema that no value fits: KVD_E_INVAL or
  * KVD_E_UNSUPPORTED, and the message names it and where.  Nothing is left out silently, except that
@@ -766,6 +799,7 @@ typedef struct kvd_tool_event {
     size_t              len;
     bool                complete;
 } kvd_tool_event;
+#define KVD_TOOL_EVENT_INIT KVD_SIZED(kvd_tool_event)
 
 /* Takes generated text apart, held back only where a call may have begun.  The events, deltas
  * joined, do not depend on how the text is cut.  What begins like a call and is none is text. */
@@ -780,7 +814,8 @@ KVD_API KVD_MUST_USE kvd_status kvd_tool_flush(kvd_tool_stream *s, kvd_err *err)
  * name yet is neither a call nor text, and after calls there is no text.  more: the text would have
  * gone on, so what may be the beginning of a mark is dropped, too. */
 KVD_API KVD_MUST_USE kvd_status kvd_tool_cut(kvd_tool_stream *s, bool more, kvd_err *err);
-/* The next event of what was fed; false: there is none. */
+/* The next event of what was fed; false: there is none, or out does not say its size, which the
+ * next feed, flush or cut then fails for. */
 KVD_API bool kvd_tool_next(kvd_tool_stream *s, kvd_tool_event *out);
 
 #ifdef __cplusplus

@@ -30,7 +30,10 @@ typedef struct server_params {
     double   grace_s; /* that requests have when the server is told to stop */
     bool     cached;  /* the session has a prefix cache */
     bool     log_json;
+    /* A message of the library in the log's words, in out[SERVER_WORDS_BYTES]; NULL: as it is */
+    const char *(*words)(const char *msg, char *out);
 } server_params;
+#define SERVER_WORDS_BYTES (2 * KVD_ERR_MSG_BYTES)
 
 /* Serves until SIGTERM or SIGINT, then stops taking requests, lets those under way finish or
  * cancels them after the grace period, and returns KVD_OK; a second signal ends the process.

@@ -178,7 +178,7 @@ srv_call  *srv_work_take_done(srv *s); /* a list */
 
 /* ---- srv_log.c --------------------------------------------------------------------------- */
 
-void srv_log_open(bool json);
+void srv_log_open(const server_params *p); /* borrowed until srv_log_close() */
 void srv_log_close(void);
 /* A client's text for a line: what is no plain character is escaped, what has no room cut off. */
 void srv_log_quote(const char *s, size_t len, char *out, size_t cap);

@@ -8,6 +8,11 @@
 
 static const char *const levels[] = { "debug", "info", "warning", "error" };
 
+static const char *in_words(const server_params *p, const char *msg, char out[SERVER_WORDS_BYTES])
+{
+    return p->words ? p->words(msg, out) : msg;
+}
+
 static void stamp(char out[32])
 {
     struct timespec t;
@@ -22,35 +27,33 @@ static void stamp(char out[32])
 
 static void line_text(void *ctx, kvd_log_level level, const char *msg)
 {
-    char at[32];
+    char at[32], words[SERVER_WORDS_BYTES];
 
-    (void)ctx;
     if (level == KVD_LOG_DEBUG)
         return;
     stamp(at);
-    fprintf(stderr, "%s %s %s\n", at, levels[level], msg);
+    fprintf(stderr, "%s %s %s\n", at, levels[level], in_words(ctx, msg, words));
 }
 
 static void line_json(void *ctx, kvd_log_level level, const char *msg)
 {
     kvd_buf b = { 0 };
-    char    at[32];
+    char    at[32], words[SERVER_WORDS_BYTES];
 
-    (void)ctx;
     if (level == KVD_LOG_DEBUG)
         return;
     stamp(at);
     kvd_buf_printf(&b, "{\"time\":\"%s\",\"level\":\"%s\",\"message\":", at, levels[level]);
-    srv_put_text(&b, msg);
+    srv_put_text(&b, in_words(ctx, msg, words));
     kvd_buf_puts(&b, "}\n");
     if (!b.oom)
         fwrite(b.data, 1, b.len, stderr);
     kvd_buf_free(&b);
 }
 
-void srv_log_open(bool json)
+void srv_log_open(const server_params *p)
 {
-    kvd_set_log(json ? line_json : line_text, NULL);
+    kvd_set_log(p->log_json ? line_json : line_text, (void *)(uintptr_t)p);
 }
 
 void srv_log_close(void)

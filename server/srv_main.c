@@ -394,7 +394,7 @@ kvd_status server_run(kvd_model *m, kvd_session *session, const kvd_plan *plan,
     name_model(&s);
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.work_wake, NULL);
-    srv_log_open(p->log_json);
+    srv_log_open(p);
     st = serve(&s, session, err);
     close_all(&s);
     if (st == KVD_OK)

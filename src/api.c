@@ -8,6 +8,8 @@
 
 #include "engine/engine.h"
 
+#define STRUCT_BYTES_MAX 65536 /* a larger size is no size */
+
 #define STR2(x) #x
 #define STR(x)  STR2(x)
 
@@ -26,7 +28,7 @@ static kvd_status take_struct(void *dst, size_t size, const void *src, const cha
     if (!src)
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: NULL", name);
     memcpy(&given, src, sizeof(given));
-    if (given < sizeof(size_t) || given > 65536)
+    if (given < sizeof(size_t) || given > STRUCT_BYTES_MAX)
         return kvd_fail(err, KVD_E_INVAL, 0, "%s.struct_size is %zu, expected about %zu", name,
                         given, size);
     for (size_t i = size; i < given; i++)
@@ -39,14 +41,37 @@ static kvd_status take_struct(void *dst, size_t size, const void *src, const cha
     return KVD_OK;
 }
 
+/* Whether a caller's struct says its size, before anything is done for it. */
+static kvd_status check_out(const void *out, const char *name, kvd_err *err)
+{
+    size_t given = 0;
+
+    if (!out)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: NULL", name);
+    memcpy(&given, out, sizeof(given));
+    if (given >= sizeof(size_t) && given <= STRUCT_BYTES_MAX)
+        return KVD_OK;
+    return kvd_fail(err, KVD_E_INVAL, 0,
+                    "%s.struct_size is %zu: begin with its initialiser, KVD_*_INIT", name, given);
+}
+
+/* The same where the function has no err: the log says it. */
+static kvd_status check_out_log(const void *out, const char *name)
+{
+    kvd_err          err = { 0 };
+    const kvd_status st  = check_out(out, name, &err);
+
+    if (st != KVD_OK)
+        kvd_log(KVD_LOG_ERROR, "%s", err.msg);
+    return st;
+}
+
 /* Copies our struct out, no further than the caller's reaches. */
 static void give_struct(void *dst, const void *src, size_t size)
 {
     size_t given;
 
     memcpy(&given, dst, sizeof(given));
-    if (given < sizeof(size_t))
-        return;
     memcpy(dst, src, given < size ? given : size);
     memcpy(dst, &given, sizeof(given));
 }
@@ -67,7 +92,7 @@ void kvd_model_close(kvd_model *m)
     engine_model_close(m);
 }
 
-void kvd_model_get_info(const kvd_model *m, kvd_model_info *out)
+kvd_status kvd_model_get_info(const kvd_model *m, kvd_model_info *out)
 {
     const model_hparams *hp = model_get_hparams(m->net);
     const uint64_t       kv = (uint64_t)hp->n_layer * hp->n_kv_head * hp->head_dim * 2;
@@ -92,7 +117,9 @@ void kvd_model_get_info(const kvd_model *m, kvd_model_info *out)
          .kv_bytes_per_token = kv * (m->precise ? 4 : 2),
     };
 
+    KVD_TRY(check_out_log(out, "kvd_model_info"));
     give_struct(out, &i, sizeof(i));
+    return KVD_OK;
 }
 
 kvd_status kvd_inspect(const char *path, char **json, kvd_err *err)
@@ -309,6 +336,7 @@ kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p, kvd
     session_args q;
     kvd_plan     plan = { 0 };
 
+    KVD_TRY(check_out(out, "kvd_plan", err));
     KVD_TRY(take_session(&q, p, err));
     KVD_TRY(engine_session_plan(m, &q.p, &plan, err));
     give_struct(out, &plan, sizeof(plan));
@@ -446,11 +474,13 @@ kvd_status kvd_session_measure(kvd_session *s, const kvd_measure_params *p, kvd_
     return engine_model_note(s->model, engine_measure(s, &q, err), err);
 }
 
-void kvd_session_get_stages(const kvd_session *s, kvd_stages *out)
+kvd_status kvd_session_get_stages(const kvd_session *s, kvd_stages *out)
 {
     kvd_stages st = s->measure.sum;
 
+    KVD_TRY(check_out_log(out, "kvd_stages"));
     give_struct(out, &st, sizeof(st));
+    return KVD_OK;
 }
 
 void kvd_session_cancel(kvd_session *s)
@@ -463,13 +493,14 @@ bool kvd_session_uncancel(kvd_session *s)
     return atomic_exchange_explicit(&s->cancel, false, memory_order_relaxed);
 }
 
-void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
+kvd_status kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
 {
     kvd_stats         st = s->stats;
     kvd_device_memory d;
     kv_counts         c;
     kv_used           used;
 
+    KVD_TRY(check_out_log(out, "kvd_stats"));
     kv_get_counts(s->kv, &c);
     st.kv_used_tokens     = kv_used_tokens(s->kv);
     st.kv_capacity_tokens = kv_capacity_tokens(s->kv);
@@ -525,6 +556,7 @@ void kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.device_held_bytes = d.held + d.scratch;
     st.pinned_bytes      = d.pinned;
     give_struct(out, &st, sizeof(st));
+    return KVD_OK;
 }
 
 kvd_status kvd_session_flush(kvd_session *s, kvd_err *err)
@@ -576,6 +608,8 @@ bool kvd_seq_placement(const kvd_session *s, uint32_t seq, kvd_placement *out)
     kv_where      w     = { 0 };
     const bool    found = engine_seq_where(s, seq, &w);
 
+    if (check_out_log(out, "kvd_placement") != KVD_OK)
+        return false;
     p.device_tokens = w.device;
     p.host_tokens   = w.host;
     p.disk_tokens   = w.disk;
@@ -592,7 +626,7 @@ kvd_status kvd_cache_command(const char *dir, kvd_cache_verb verb, uint64_t max_
 
     *json = NULL;
     if (!dir || !*dir)
-        return kvd_fail(err, KVD_E_INVAL, 0, "no cache directory (--cache-dir)");
+        return kvd_fail(err, KVD_E_INVAL, 0, "no cache directory (dir)");
     st = kv_tend(dir, verb, max_bytes, &b, err);
     if (st == KVD_OK && !(*json = kvd_buf_take(&b)))
         st = kvd_fail(err, KVD_E_NOMEM, 0, "%s: no memory to describe it", dir);
@@ -656,6 +690,7 @@ struct kvd_grammar {
 
 struct kvd_tool_stream {
     tool_stream *s;
+    bool         sizeless; /* the struct that the last kvd_tool_next() was given had no size */
 };
 
 kvd_tool_format kvd_model_tool_format(const kvd_model *m)
@@ -755,18 +790,29 @@ void kvd_tool_close(kvd_tool_stream *t)
     kvd_free(t);
 }
 
+static kvd_status check_events(const kvd_tool_stream *t, kvd_err *err)
+{
+    return t->sizeless ? kvd_fail(err, KVD_E_INVAL, 0,
+                                  "kvd_tool_event.struct_size was none where the last event was "
+                                  "asked for: begin with KVD_TOOL_EVENT_INIT")
+                       : KVD_OK;
+}
+
 kvd_status kvd_tool_feed(kvd_tool_stream *t, const char *text, size_t len, kvd_err *err)
 {
+    KVD_TRY(check_events(t, err));
     return tool_stream_feed(t->s, text, len, err);
 }
 
 kvd_status kvd_tool_flush(kvd_tool_stream *t, kvd_err *err)
 {
+    KVD_TRY(check_events(t, err));
     return tool_stream_flush(t->s, err);
 }
 
 kvd_status kvd_tool_cut(kvd_tool_stream *t, bool more, kvd_err *err)
 {
+    KVD_TRY(check_events(t, err));
     return tool_stream_cut(t->s, more, err);
 }
 
@@ -774,7 +820,8 @@ bool kvd_tool_next(kvd_tool_stream *t, kvd_tool_event *out)
 {
     kvd_tool_event e;
 
-    if (!tool_stream_next(t->s, &e))
+    t->sizeless = check_out_log(out, "kvd_tool_event") != KVD_OK;
+    if (t->sizeless || !tool_stream_next(t->s, &e))
         return false;
     give_struct(out, &e, sizeof(e));
     return true;

@@ -97,7 +97,8 @@ kvd_status kvd_backend_open(kvd_backend **out, const kvd_backend_params *p, kvd_
     if (strncmp(name, "cuda", 4) == 0 && (name[4] == 0 || name[4] == ':'))
         return open_cuda(out, p, err);
     return kvd_fail(err, KVD_E_INVAL, 0,
-                    "backend \"%s\" is unknown; there are cpu, ref and cuda (cuda:N)", name);
+                    "backend (backend) \"%s\" is unknown; there are cpu, ref and cuda (cuda:N)",
+                    name);
 }
 
 void kvd_backend_close(kvd_backend *b)

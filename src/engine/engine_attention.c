@@ -85,10 +85,11 @@ static kvd_status parse_index(const char *name, uint32_t chunk_tokens, uint32_t 
                         "of those there are",
                         name, chunk_tokens, head_dim);
     }
-    return kvd_fail(err, KVD_E_INVAL, 0,
-                    "index \"%s\" is unknown; there are mean, mean-std, box, cluster, quant-k and "
-                    "cascade, with -bf16, -int8, -int4 or -int2 and +radius behind",
-                    name);
+    return kvd_fail(
+        err, KVD_E_INVAL, 0,
+        "index (index) \"%s\" is unknown; there are mean, mean-std, box, cluster, quant-k and "
+        "cascade, with -bf16, -int8, -int4 or -int2 and +radius behind",
+        name);
 }
 
 static kvd_status parse_rule(const char *name, kvd_gqa_rule *out, kvd_err *err)
@@ -101,42 +102,57 @@ static kvd_status parse_rule(const char *name, kvd_gqa_rule *out, kvd_err *err)
             return KVD_OK;
         }
     }
-    return kvd_fail(err, KVD_E_INVAL, 0,
-                    "group rule \"%s\" is unknown; there are mean, max, mean-chunks and logits",
-                    name);
+    return kvd_fail(
+        err, KVD_E_INVAL, 0,
+        "group rule (group_rule) \"%s\" is unknown; there are mean, max, mean-chunks and logits",
+        name);
 }
 
 /* ---- completing --------------------------------------------------------------------- */
 
 static kvd_status check_numbers(const kvd_attention_params *p, uint32_t chunk_tokens, kvd_err *err)
 {
-    if (p->mode < KVD_ATTENTION_AUTO || p->mode > KVD_ATTENTION_SPARSE ||
-        p->fetch < KVD_FETCH_DEFERRED || p->fetch > KVD_FETCH_STRICT ||
-        p->attend < KVD_ATTEND_WINDOW || p->attend > KVD_ATTEND_SELECTED ||
-        p->evict < KVD_EVICT_BY_EMA || p->evict > KVD_EVICT_BY_RANDOM ||
-        p->schedule < KVD_SCHEDULE_SEQUENTIAL || p->schedule > KVD_SCHEDULE_ELASTIC)
-        return kvd_fail(err, KVD_E_INVAL, 0, "kvd_attention_params: a choice is out of range");
+    const struct {
+        const char *field;
+        int         is, last; /* the first choice is 0 */
+    } choice[] = {
+        { "mode", (int)p->mode, KVD_ATTENTION_SPARSE },
+        { "fetch", (int)p->fetch, KVD_FETCH_STRICT },
+        { "attend", (int)p->attend, KVD_ATTEND_SELECTED },
+        { "evict", (int)p->evict, KVD_EVICT_BY_RANDOM },
+        { "schedule", (int)p->schedule, KVD_SCHEDULE_ELASTIC },
+    };
+
+    for (size_t i = 0; i < KVD_COUNTOF(choice); i++)
+        if (choice[i].is < 0 || choice[i].is > choice[i].last)
+            return kvd_fail(err, KVD_E_INVAL, 0, "kvd_attention_params.%s is %d: expected 0 to %d",
+                            choice[i].field, choice[i].is, choice[i].last);
     if (!(p->budget_share >= 0.0f && p->budget_share <= 1.0f))
-        return kvd_fail(err, KVD_E_INVAL, 0, "budget of %g of the prompt: expected 0 to 1",
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "budget of %g of the prompt (budget_share): expected 0 to 1",
                         (double)p->budget_share);
     if (!(p->cap >= CAP_MIN && p->cap <= CAP_MAX))
-        return kvd_fail(err, KVD_E_INVAL, 0, "window of %g budgets (--cap): expected 1 to 1,024",
+        return kvd_fail(err, KVD_E_INVAL, 0, "window of %g budgets (cap): expected 1 to 1,024",
                         (double)p->cap);
     if (!(p->ema_alpha > 0.0f && p->ema_alpha <= 1.0f))
-        return kvd_fail(err, KVD_E_INVAL, 0, "ema_alpha is %g: expected more than 0, at most 1",
-                        (double)p->ema_alpha);
+        return kvd_fail(
+            err, KVD_E_INVAL, 0,
+            "weight of the newest score (ema_alpha) is %g: expected more than 0, at most 1",
+            (double)p->ema_alpha);
     if (!(p->min_mass <= 1.0f))
-        return kvd_fail(err, KVD_E_INVAL, 0, "min_mass is %g: expected at most 1",
+        return kvd_fail(err, KVD_E_INVAL, 0, "least mass (min_mass) is %g: expected at most 1",
                         (double)p->min_mass);
     if (p->zone > KV_BLOCK_TOKENS ||
         (p->zone > 0 && (p->zone % chunk_tokens != 0 || KV_BLOCK_TOKENS % p->zone != 0)))
         return kvd_fail(err, KVD_E_INVAL, 0,
-                        "cells of %u tokens in the estimation zone (--zone): expected 0, or a "
+                        "cells of %u tokens in the estimation zone (zone): expected 0, or a "
                         "multiple of the chunk's %u that divides %u",
                         p->zone, chunk_tokens, KV_BLOCK_TOKENS);
     if (!(p->top_p >= 0.0f && p->top_p < 1.0f))
-        return kvd_fail(err, KVD_E_INVAL, 0, "top_p of the selection is %g: expected 0 to below 1",
-                        (double)p->top_p);
+        return kvd_fail(
+            err, KVD_E_INVAL, 0,
+            "share of the selection (kvd_attention_params.top_p) is %g: expected 0 to below 1",
+            (double)p->top_p);
     return KVD_OK;
 }
 
@@ -165,15 +181,17 @@ static kvd_status complete_caps(kvd_attention_params *p, const model_hparams *hp
     if (!p->caps)
         return KVD_OK;
     if (p->n_caps != n)
-        return kvd_fail(err, KVD_E_INVAL, 0,
-                        "windows for %u lanes; the model has %u layers x %u KV heads", p->n_caps,
-                        hp->n_layer, hp->n_kv_head);
+        return kvd_fail(
+            err, KVD_E_INVAL, 0,
+            "windows (caps) for %u lanes (n_caps); the model has %u layers x %u KV heads",
+            p->n_caps, hp->n_layer, hp->n_kv_head);
     p->cap = p->caps[0];
     for (uint32_t i = 0; i < n; i++) {
         if (!(p->caps[i] >= CAP_MIN && p->caps[i] <= CAP_MAX))
-            return kvd_fail(err, KVD_E_INVAL, 0,
-                            "window of %g budgets in layer %u, KV head %u: expected 1 to 1,024",
-                            (double)p->caps[i], i / hp->n_kv_head, i % hp->n_kv_head);
+            return kvd_fail(
+                err, KVD_E_INVAL, 0,
+                "window of %g budgets (caps) in layer %u, KV head %u: expected 1 to 1,024",
+                (double)p->caps[i], i / hp->n_kv_head, i % hp->n_kv_head);
         equal  = equal && !(p->caps[i] < p->caps[0]) && !(p->caps[i] > p->caps[0]);
         p->cap = p->caps[i] > p->cap ? p->caps[i] : p->cap;
     }
@@ -193,7 +211,7 @@ static kvd_status complete_index(const char *name, const kvd_session_params *sp,
     KVD_TRY(parse_index(name, sp->chunk_tokens, head_dim, d, err));
     if (values && d->kind != KVD_INDEX_QUANT_K && d->kind != KVD_INDEX_CASCADE)
         return kvd_fail(err, KVD_E_INVAL, 0,
-                        "records of values alone (--kv-record values) need an index that keeps "
+                        "records of values alone (kv_record) need an index that keeps "
                         "keys, quant-k or cascade, not \"%s\"",
                         name);
     return KVD_OK;

@@ -51,7 +51,7 @@ static kvd_status check_work(const kvd_session *s, const work *w, kvd_err *err)
     uint32_t       n_want  = 0;
 
     if (w->n_token == 0 || w->n_token > most || !w->token)
-        return kvd_fail(err, KVD_E_INVAL, 0, "batch of %u tokens: expected 1 to %u (-b)",
+        return kvd_fail(err, KVD_E_INVAL, 0, "batch of %u tokens: expected 1 to %u (n_batch)",
                         w->n_token, most);
     for (uint32_t i = 0; i < w->n_token; i++) {
         if (w->token[i] < 0 || (uint32_t)w->token[i] >= n_vocab)
@@ -64,8 +64,8 @@ static kvd_status check_work(const kvd_session *s, const work *w, kvd_err *err)
         n_want += work_wants(w, i);
     }
     if (w->n_best > KVD_BEST_MAX)
-        return kvd_fail(err, KVD_E_INVAL, 0, "the best %u logits asked for: at most %u", w->n_best,
-                        KVD_BEST_MAX);
+        return kvd_fail(err, KVD_E_INVAL, 0, "the best %u logits asked for (n_best): at most %u",
+                        w->n_best, KVD_BEST_MAX);
     if (n_want > s->params.n_logits)
         return kvd_fail(err, KVD_E_INVAL, 0, "logits of %u tokens asked for, the session keeps %u",
                         n_want, s->params.n_logits);
@@ -346,7 +346,7 @@ static kvd_status check_room(const kvd_session *s, kvd_err *err)
         if (n > s->params.n_ctx - s->seq[q].n_token)
             return kvd_fail(err, KVD_E_FULL, 0,
                             "sequence %u holds %u tokens and cannot take %u more: its context is "
-                            "%u tokens (-c)",
+                            "%u tokens (n_ctx)",
                             q, s->seq[q].n_token, n, s->params.n_ctx);
         if (s->seq[q].prompt_end && n > s->seq[q].prompt_end - s->seq[q].n_token)
             return kvd_fail(err, KVD_E_INVAL, 0,
@@ -582,7 +582,7 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
     if (n_token > s->params.n_ctx - before)
         return kvd_fail(err, KVD_E_FULL, 0,
                         "the prompt has %zu tokens, the sequence holds %u, and its context is %u "
-                        "tokens (-c)",
+                        "tokens (n_ctx)",
                         n_token, before, s->params.n_ctx);
     if (before == 0)
         kv_seq_salt(s->kv, seq, NULL, 0);
@@ -607,11 +607,11 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
 static kvd_status check_prompt(const kvd_session *s, const kvd_prompt *p, kvd_err *err)
 {
     if (p->salt_bytes > KVD_SALT_BYTES_MAX || (p->salt_bytes && !p->salt))
-        return kvd_fail(err, KVD_E_INVAL, 0, "a salt of %zu bytes: at most %u", p->salt_bytes,
-                        KVD_SALT_BYTES_MAX);
+        return kvd_fail(err, KVD_E_INVAL, 0, "a salt of %zu bytes (salt_bytes): at most %u",
+                        p->salt_bytes, KVD_SALT_BYTES_MAX);
     if (p->n_token > s->params.n_ctx)
         return kvd_fail(err, KVD_E_FULL, 0,
-                        "the prompt has %u tokens, the sequence's context is %u tokens (-c)",
+                        "the prompt has %u tokens, the sequence's context is %u tokens (n_ctx)",
                         p->n_token, s->params.n_ctx);
     return KVD_OK;
 }

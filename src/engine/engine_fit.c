@@ -34,11 +34,12 @@ static kvd_status refuse(const kvd_model *m, const kvd_session_params *p,
     m->be->ops->memory(m->be, &d);
     limit = m->device_memory ? m->device_memory : d.total;
     return kvd_fail(err, KVD_E_NOMEM, 0,
-                    "the device's memory of %" PRIu64
-                    " MiB (--device-memory) is too small, %" PRIu64 " MiB of it free: %" PRIu64
-                    " MiB are needed (context %" PRIu64 ", weights and other sessions %" PRIu64
-                    ", KV cache %" PRIu64 ", buffers and scratch %" PRIu64
-                    "); smaller -b, --budget, --cap, -c or fewer sequences need less",
+                    "the device's memory of %" PRIu64 " MiB (device_memory) is too small, %" PRIu64
+                    " MiB of it free: %" PRIu64 " MiB are needed (context %" PRIu64
+                    ", weights and other sessions %" PRIu64 ", KV cache %" PRIu64
+                    ", buffers and scratch %" PRIu64
+                    "); less is needed by a smaller batch (n_batch), budget (budget), window (cap) "
+                    "or context (n_ctx) and by fewer sequences (n_seq)",
                     limit >> 20, d.free >> 20,
                     ((d.context + d.held + kv->device_bytes + fixed) >> 20) + 1, d.context >> 20,
                     d.held >> 20, kv->device_bytes >> 20, fixed >> 20);

@@ -158,9 +158,9 @@ kvd_status engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *
     kv_counts  c;
 
     if (!(p->reuse >= 0.0f && p->reuse <= 1.0f))
-        return kvd_fail(err, KVD_E_INVAL, 0, "reuse %g: expected 0 to 1", (double)p->reuse);
+        return kvd_fail(err, KVD_E_INVAL, 0, "reuse (reuse) %g: expected 0 to 1", (double)p->reuse);
     if (s->cached && s->model->file && (p->reuse > 0.0f || p->stages || p->no_fetch))
-        return kvd_fail(err, KVD_E_INVAL, 0, "measured steps must not reach a cache (--cache-dir)");
+        return kvd_fail(err, KVD_E_INVAL, 0, "measured steps must not reach a cache (cache_dir)");
     engine_graphs_drop(s);
     engine_measure_close(s);
     kv_get_counts(s->kv, &c);

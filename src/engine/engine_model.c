@@ -178,8 +178,8 @@ kvd_status engine_chat_render(const kvd_model *m, const kvd_chat_request *r, kvd
     if (!m->tmpl)
         return kvd_fail(
             err, KVD_E_UNSUPPORTED, 0,
-            "the model has no chat template; give one (--chat-template FILE) or use the "
-            "raw text (--raw)");
+            "the model has no chat template; give one (chat_template) or use the raw text "
+            "(kvd_tokenize)");
     in.bos_token = special_text(m->tok, tok_bos(m->tok), bos, sizeof(bos));
     in.eos_token = special_text(m->tok, tok_eos(m->tok), eos, sizeof(eos));
     return tmpl_render(m->tmpl, &in, out, spans, n_span, err);
@@ -228,9 +228,7 @@ static kvd_status open_template(kvd_model *m, const char *given, kvd_err *err)
             *err = why;
         return st;
     }
-    return kvd_fail(err, st, 0,
-                    "the chat template cannot be run: %s; give another with "
-                    "--chat-template FILE",
+    return kvd_fail(err, st, 0, "the chat template cannot be run: %s; give another (chat_template)",
                     why.msg);
 }
 
@@ -282,7 +280,7 @@ static kvd_status place_weights(kvd_model *m, kvd_err *err)
     if (need > engine_model_room(m))
         return kvd_fail(err, KVD_E_NOMEM, 0,
                         "weights of %llu MiB do not fit the device's memory: of %llu MiB "
-                        "(--device-memory) the driver's context takes %llu and %llu MiB are free; "
+                        "(device_memory) the driver's context takes %llu and %llu MiB are free; "
                         "at least %llu MiB and what a session takes are needed",
                         (unsigned long long)(need >> 20),
                         (unsigned long long)((m->device_memory ? m->device_memory : d.total) >> 20),
@@ -320,8 +318,8 @@ static kvd_status open_parts(kvd_model *m, const kvd_model_params *p, kvd_err *e
     KVD_TRY(kvd_backend_open(&m->be, &be, err));
     if (m->be->unified && p->device_memory)
         return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
-                        "backend %s has no memory of its own to be limited (--device-memory); "
-                        "--kv-device limits the device tier of the KV cache",
+                        "backend %s has no memory of its own to be limited (device_memory); the "
+                        "device tier of the KV cache has a limit (kv_device)",
                         m->be->ops->name);
     m->device_memory = p->device_memory;
     if (p->shape)
@@ -357,7 +355,7 @@ kvd_status engine_model_open(kvd_model **out, const kvd_model_params *p, kvd_err
 
     *out = NULL;
     if (!p->path && !p->shape)
-        return kvd_fail(err, KVD_E_INVAL, 0, "no model file given (-m)");
+        return kvd_fail(err, KVD_E_INVAL, 0, "no model file (path) and no shape given");
     m = kvd_calloc(1, sizeof(*m));
     if (!m)
         return fail_open(p, kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the model"), err);

@@ -335,11 +335,13 @@ kvd_status engine_profile_open(engine_profile **out, kvd_session *s, uint32_t n_
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "profile: at least 2 steps of a session with sparse attention");
     if (s->attention.params.evict == KVD_EVICT_BY_LOOKAHEAD)
-        return kvd_fail(err, KVD_E_INVAL, 0,
-                        "profile: --evict lookahead keeps no average of scores to compare with");
+        return kvd_fail(
+            err, KVD_E_INVAL, 0,
+            "profile: eviction by lookahead (evict) keeps no average of scores to compare "
+            "with");
     if (s->attention.params.min_mass > 0.0f)
         return kvd_fail(err, KVD_E_INVAL, 0,
-                        "profile: --min-mass would change the budget within a text");
+                        "profile: a least mass (min_mass) would change the budget within a text");
     p = kvd_calloc(1, sizeof(*p));
     if (!p)
         return kvd_fail(err, KVD_E_NOMEM, 0, "profile: no memory");

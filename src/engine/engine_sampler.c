@@ -42,20 +42,34 @@ struct kvd_sampler {
 
 static kvd_status check_params(uint32_t n_vocab, const kvd_sampler_params *p, kvd_err *err)
 {
-    if (!isfinite(p->temperature) || !isfinite(p->top_p) || !isfinite(p->min_p) ||
-        !isfinite(p->presence_penalty) || !isfinite(p->frequency_penalty) ||
-        !(p->repeat_penalty > 0.0f && isfinite(p->repeat_penalty)))
+    const struct {
+        const char *field;
+        float       x;
+    } number[] = { { "temperature", p->temperature },
+                   { "top_p", p->top_p },
+                   { "min_p", p->min_p },
+                   { "presence_penalty", p->presence_penalty },
+                   { "frequency_penalty", p->frequency_penalty },
+                   { "repeat_penalty", p->repeat_penalty } };
+
+    for (size_t i = 0; i < KVD_COUNTOF(number); i++)
+        if (!isfinite(number[i].x))
+            return kvd_fail(err, KVD_E_INVAL, 0,
+                            "sampler: a value (%s) is %g: expected a finite number",
+                            number[i].field, (double)number[i].x);
+    if (!(p->repeat_penalty > 0.0f))
         return kvd_fail(err, KVD_E_INVAL, 0,
-                        "sampler: temperature, top_p, min_p and penalties must be finite numbers, "
-                        "the repeat penalty above 0");
+                        "sampler: a value (repeat_penalty) is %g: expected more than 0",
+                        (double)p->repeat_penalty);
     if (p->n_bias && !p->bias)
-        return kvd_fail(err, KVD_E_INVAL, 0, "sampler: %zu biases, but no list", p->n_bias);
+        return kvd_fail(err, KVD_E_INVAL, 0, "sampler: %zu biases (n_bias), but no list (bias)",
+                        p->n_bias);
     for (size_t i = 0; i < p->n_bias; i++) {
         if (p->bias[i].token < 0 || (uint32_t)p->bias[i].token >= n_vocab)
-            return kvd_fail(err, KVD_E_INVAL, 0, "sampler: bias %zu is for token %d of %u", i,
-                            p->bias[i].token, n_vocab);
+            return kvd_fail(err, KVD_E_INVAL, 0, "sampler: bias (bias) %zu is for token %d of %u",
+                            i, p->bias[i].token, n_vocab);
         if (!(p->bias[i].bias < INFINITY)) /* a sum with it has no softmax; -inf means never */
-            return kvd_fail(err, KVD_E_INVAL, 0, "sampler: the bias of token %d is %g",
+            return kvd_fail(err, KVD_E_INVAL, 0, "sampler: the bias (bias) of token %d is %g",
                             p->bias[i].token, (double)p->bias[i].bias);
     }
     return KVD_OK;

@@ -26,13 +26,13 @@ static kvd_status complete_chunks(kvd_session_params *p, kvd_err *err)
     if (p->chunk_tokens == 0)
         p->chunk_tokens = KV_CHUNK_TOKENS;
     if (p->chunk_tokens != 4 && p->chunk_tokens != 8 && p->chunk_tokens != 16)
-        return kvd_fail(err, KVD_E_INVAL, 0, "chunks of %u tokens (--chunk): expected 4, 8 or 16",
-                        p->chunk_tokens);
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "chunks of %u tokens (chunk_tokens): expected 4, 8 or 16", p->chunk_tokens);
     p->n_sink = p->n_sink == 0 ? KV_SINK_TOKENS : p->n_sink == SINK_NONE ? 0 : p->n_sink;
     if (p->n_sink % p->chunk_tokens != 0 || p->n_sink > KV_BLOCK_TOKENS)
         return kvd_fail(
             err, KVD_E_INVAL, 0,
-            "%u first tokens are kept (--sink): expected whole chunks of %u, at most %u", p->n_sink,
+            "%u first tokens are kept (n_sink): expected whole chunks of %u, at most %u", p->n_sink,
             p->chunk_tokens, KV_BLOCK_TOKENS);
     if (p->n_local == 0)
         p->n_local = KV_LOCAL_TOKENS;
@@ -52,19 +52,20 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
         p->n_ctx = hp->n_ctx_train;
     if (p->n_ctx > hp->n_ctx_train)
         return kvd_fail(err, KVD_E_INVAL, 0,
-                        "context of %u tokens asked for (-c), the model has %u; RoPE scaling "
-                        "(--rope-scaling yarn --rope-scale F) extends it",
+                        "context of %u tokens asked for (n_ctx), the model has %u; RoPE scaling "
+                        "(rope_scaling) by a factor (rope_factor) extends it",
                         p->n_ctx, hp->n_ctx_train);
     if (p->n_seq == 0)
         p->n_seq = 1;
     if (p->n_seq > N_SEQ_MAX)
-        return kvd_fail(err, KVD_E_INVAL, 0, "%u sequences: at most %u", p->n_seq, N_SEQ_MAX);
+        return kvd_fail(err, KVD_E_INVAL, 0, "%u sequences (n_seq): at most %u", p->n_seq,
+                        N_SEQ_MAX);
     if (p->kv_tokens == 0)
         p->kv_tokens = (uint64_t)kvd_align_up(p->n_ctx, KV_BLOCK_TOKENS) * p->n_seq;
     if (p->n_batch == 0)
         p->n_batch = N_BATCH_DEFAULT;
     if (p->n_batch > N_BATCH_MAX)
-        return kvd_fail(err, KVD_E_INVAL, 0, "batch of %u tokens (-b): at most %u", p->n_batch,
+        return kvd_fail(err, KVD_E_INVAL, 0, "batch of %u tokens (n_batch): at most %u", p->n_batch,
                         N_BATCH_MAX);
     if (p->n_batch < p->n_seq)
         p->n_batch = p->n_seq;
@@ -75,22 +76,25 @@ static kvd_status complete_params(const kvd_model *m, const kvd_session_params *
     if (p->kv_type == KVD_KV_AUTO)
         p->kv_type = m->precise ? KVD_KV_F32 : KVD_KV_BF16;
     if (p->kv_type != KVD_KV_F32 && p->kv_type != KVD_KV_BF16)
-        return kvd_fail(err, KVD_E_INVAL, 0, "kv_type %d is none of kvd_kv_type", (int)p->kv_type);
+        return kvd_fail(err, KVD_E_INVAL, 0, "KV cache type (kv_type) %d is none of kvd_kv_type",
+                        (int)p->kv_type);
     if (p->kv_record < KVD_KV_RECORD_SAME || p->kv_record > KVD_KV_RECORD_VALUES ||
         (p->kv_record != KVD_KV_RECORD_SAME && hp->head_dim % 2 != 0))
-        return kvd_fail(err, KVD_E_INVAL, 0, "kv_record %d with heads of %u elements",
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "records (kv_record) of type %d with heads of %u elements",
                         (int)p->kv_record, hp->head_dim);
     if (p->disk_lag > DISK_LAG_MAX)
         return kvd_fail(err, KVD_E_INVAL, 0,
-                        "records from disk late by %u steps (--disk-lag): at "
-                        "most %u",
-                        p->disk_lag, DISK_LAG_MAX);
+                        "records from disk late by %u steps (disk_lag): at most %u", p->disk_lag,
+                        DISK_LAG_MAX);
     p->disk_lag = p->disk_lag ? p->disk_lag : 1;
     if (p->lookup < KVD_LOOKUP_DEVICE || p->lookup > KVD_LOOKUP_HOST)
-        return kvd_fail(err, KVD_E_INVAL, 0, "lookup %d is none of kvd_lookup", (int)p->lookup);
+        return kvd_fail(err, KVD_E_INVAL, 0, "lookup (lookup) %d is none of kvd_lookup",
+                        (int)p->lookup);
     if (p->host_records && p->n_host_records != hp->n_layer * hp->n_kv_head)
         return kvd_fail(err, KVD_E_INVAL, 0,
-                        "host records for %u lanes; the model has %u layers x %u KV heads",
+                        "host records (host_records) for %u lanes (n_host_records); the model has "
+                        "%u layers x %u KV heads",
                         p->n_host_records, hp->n_layer, hp->n_kv_head);
     return complete_chunks(p, err);
 }
@@ -362,12 +366,12 @@ static kvd_status check_fits(const kvd_plan *plan, bool unified, kvd_err *err)
     const uint64_t need    = unified ? plan->kv_bytes + plan->scratch_bytes + plan->host_bytes
                                      : plan->pinned_bytes + plan->host_bytes;
     const uint32_t fits    = plan->n_ctx_fits / plan->n_seq;
-    char           way[32] = "";
+    char           way[48] = "";
 
     if (need <= plan->available_bytes)
         return KVD_OK;
     if (fits)
-        snprintf(way, sizeof(way), "; -c %u would", fits);
+        snprintf(way, sizeof(way), "; a context (n_ctx) of %u would", fits);
     return kvd_fail(err, KVD_E_NOMEM, 0,
                     "KV cache %" PRIu64 " MiB and scratch %" PRIu64 " MiB for a context of %u "
                     "tokens x %u do not fit the %" PRIu64 " MiB available%s",

@@ -116,7 +116,7 @@ kvd_status engine_seq_synthesize(kvd_session *s, uint32_t seq, uint32_t n_token,
                         n_token, seq, s->params.n_seq, s->params.n_ctx);
     q = &s->seq[seq];
     if (s->cached && (s->model->file || (q->n_token > 0 && !q->synth)))
-        return kvd_fail(err, KVD_E_INVAL, 0, "made-up tokens must not reach a cache (--cache-dir)");
+        return kvd_fail(err, KVD_E_INVAL, 0, "made-up tokens must not reach a cache (cache_dir)");
     kv_restore_stop(s->kv, s->model->stream, seq);
     name_tokens(&y, q);
     KVD_TRY((kv_resident(s->kv) ? fill_resident : fill_tiers)(&y, q->n_token, err));

@@ -537,12 +537,12 @@ kvd_status kv_disk_space_admit(kv_disk *d, uint64_t bytes, bool salted, kvd_err 
     while (d->p.max_bytes && s->unit_bytes + d->reserved_bytes + bytes > d->p.max_bytes)
         if (!evict_one(d, EVICT_ANY))
             return refuse_size(d, KV_DISK_PAUSE_MAX,
-                               "the cache has reached its size, --kv-disk, of", d->p.max_bytes,
+                               "the cache has reached its size (cache_bytes) of", d->p.max_bytes,
                                err);
     while (d->p.min_free_bytes && os_dir_free(d->dir) < d->p.min_free_bytes + bytes)
         if (!evict_one(d, EVICT_ANY))
             return refuse_size(d, KV_DISK_PAUSE_MIN_FREE,
-                               "the filesystem has no more free than --kv-disk-free,",
+                               "the filesystem has no more free than asked for (cache_min_free),",
                                d->p.min_free_bytes, err);
     KVD_TRY(admit_speed(d, bytes, err));
     d->stats.pause         = KV_DISK_RUNNING;

@@ -190,10 +190,11 @@ static uint64_t table_bytes(const kv_params *p, const kv_sizes *z)
 static kvd_status refuse_device(const kv_params *p, const kv_sizes *z, kvd_err *err)
 {
     return kvd_fail(err, KVD_E_INVAL, 0,
-                    "KV cache: device tier of %" PRIu64 " MiB (--kv-device) is too small, %" PRIu64
+                    "KV cache: device tier of %" PRIu64 " MiB (kv_device) is too small, %" PRIu64
                     " MiB are needed (raw blocks %" PRIu64 ", windows %" PRIu64 ", stage %" PRIu64
                     ", index %" PRIu64 ", zone %" PRIu64 ", maps %" PRIu64
-                    "); smaller -b, --budget, --cap, -c or fewer sequences need less",
+                    "); less is needed by a smaller batch (n_batch), budget (budget), window (cap) "
+                    "or context (n_ctx) and by fewer sequences (n_seq)",
                     p->device_bytes >> 20, (z->device_bytes >> 20) + 1, z->bytes[KV_BUF_RAW] >> 20,
                     z->bytes[KV_BUF_WINDOW] >> 20, z->bytes[KV_BUF_STAGE] >> 20,
                     (z->bytes[KV_BUF_INDEX] - z->zone_bytes) >> 20, z->zone_bytes >> 20,
@@ -203,11 +204,12 @@ static kvd_status refuse_device(const kv_params *p, const kv_sizes *z, kvd_err *
 /* Too little room on the host, and no disk to take the rest. */
 static kvd_status refuse_host(const kv_params *p, const kv_sizes *z, kvd_err *err)
 {
-    return kvd_fail(err, KVD_E_INVAL, 0,
-                    "KV cache: host tier of %" PRIu64 " MiB (--kv-host) is too small, %" PRIu64
-                    " MiB are needed for records; with --cache-dir the rest lies on disk, and a "
-                    "smaller -c or --kv-record int8 needs less",
-                    p->host_bytes >> 20, (z->bytes[KV_BUF_HOST] >> 20) + 1);
+    return kvd_fail(
+        err, KVD_E_INVAL, 0,
+        "KV cache: host tier of %" PRIu64 " MiB (kv_host) is too small, %" PRIu64
+        " MiB are needed for records; with a cache directory (cache_dir) the rest is on "
+        "disk, and a smaller context (n_ctx) or smaller records (kv_record) need less",
+        p->host_bytes >> 20, (z->bytes[KV_BUF_HOST] >> 20) + 1);
 }
 
 uint32_t kv_lane_slots(const kv_params *p, uint64_t lane)
@@ -288,8 +290,9 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
                                        p->zone_tokens % p->chunk_tokens == 0));
     if (p->cache_dir && p->host_lookup && p->apart && p->window_tokens > 0)
         return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
-                        "the prefix cache (--cache-dir) needs the maps where the device's lookup "
-                        "keeps them: not with --lookup host on a device with memory of its own");
+                        "the prefix cache (cache_dir) needs the maps where the device's lookup "
+                        "keeps them: not with the host's (lookup) on a device with memory of its "
+                        "own");
     *z         = (kv_sizes){ .resident = true };
     z->n_block = kvd_div_up(p->n_token, KV_BLOCK_TOKENS);
     z->n_raw   = z->n_block;

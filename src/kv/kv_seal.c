@@ -389,7 +389,7 @@ kvd_status kv_set_index(kv_store *s, kvd_stream *st, const kvd_index_desc *desc,
         return KVD_OK;
     if (s->cache)
         return kvd_fail(err, KVD_E_INVAL, 0,
-                        "the prefix cache (--cache-dir) was opened for another index: what is "
+                        "the prefix cache (cache_dir) was opened for another index: what is "
                         "stored there is indexed");
     if (s->record.type == KVD_RECORD_VALUES)
         return kvd_fail(err, KVD_E_INVAL, 0,

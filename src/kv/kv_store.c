@@ -131,13 +131,13 @@ static kvd_status alloc_memory(kv_store *s, kvd_err *err)
     s->window_off = z[KV_BUF_RAW];
     s->stage_off  = s->window_off + z[KV_BUF_WINDOW];
     KVD_TRY(alloc(s, KVD_MEM_DEVICE, s->stage_off + z[KV_BUF_STAGE], &s->pool,
-                  "device tier (--kv-device)", err));
+                  "device tier (kv_device)", err));
     KVD_TRY(alloc(s, KVD_MEM_DEVICE, z[KV_BUF_INDEX], &s->landmarks, "index", err));
     KVD_TRY(open_regions(s, err));
     return alloc(s, KVD_MEM_PINNED,
                  z[KV_BUF_HOST] +
                      (s->sizes.spills ? kv_land_records(&s->params) : 0) * s->packed_bytes,
-                 &s->host, "host tier (--kv-host)", err);
+                 &s->host, "host tier (kv_host)", err);
 }
 
 /* Which windows lie where: sequence by sequence, lane by lane, each with its sinks in front. */
@@ -312,7 +312,7 @@ kvd_status kv_check_growth(const kv_store *s, uint32_t seq, uint32_t n_new, uint
     if (n_new > s->params.n_ctx - q->len)
         return kvd_fail(err, KVD_E_FULL, 0,
                         "sequence %u holds %u tokens and cannot take %u more: its context is %u "
-                        "tokens (-c)",
+                        "tokens (n_ctx)",
                         seq, q->len, n_new, s->params.n_ctx);
     *need = kv_blocks_for((uint64_t)q->len + n_new);
     if (*need > q->n_block && *need - q->n_block > spare)

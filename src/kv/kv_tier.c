@@ -342,14 +342,13 @@ kvd_status kv_tier_bind(kv_store *s, uint32_t seq, uint32_t end, kvd_err *err)
          * other says nothing of it by itself, and would not find them the next time either. */
         if (!*why.msg && !*s->cache->told)
             (void)!kv_disk_verify_catalog(s->cache->disk, &why);
-        st =
-            kvd_fail(err, KVD_E_FULL, 0,
-                     "the host tier (--kv-host) is full and the disk tier has not taken the blocks "
-                     "of sequence %u: %s",
-                     seq,
-                     *why.msg          ? why.msg
-                     : *s->cache->told ? s->cache->told
-                                       : "they are not found");
+        st = kvd_fail(err, KVD_E_FULL, 0,
+                      "the host tier (kv_host) is full and the disk tier has not taken the blocks "
+                      "of sequence %u: %s",
+                      seq,
+                      *why.msg          ? why.msg
+                      : *s->cache->told ? s->cache->told
+                                        : "they are not found");
     }
     if (st == KVD_OK)
         kv_tier_bind_match(s, seq, &m, end);

@@ -158,7 +158,7 @@ static kvd_status scale_freqs(model *m, const model_rope_request *r, bool from_f
 
     if (!(r->factor > 1.0f && r->factor <= 1024.0f))
         return kvd_fail(err, from_file ? KVD_E_CORRUPT : KVD_E_INVAL, 0,
-                        "RoPE scaling factor %g: expected more than 1, at most 1024",
+                        "RoPE scaling factor (rope_factor) %g: expected more than 1, at most 1024",
                         (double)r->factor);
     if (!from_file && hp->n_window)
         return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
@@ -192,14 +192,16 @@ kvd_status model_rope_init(model *m, const gguf_file *g, const model_rope_reques
     hp->rope_mscale = 1.0f;
     hp->rope_factor = 1.0f;
     if (r->scaling > KVD_ROPE_YARN)
-        return kvd_fail(err, KVD_E_INVAL, 0, "rope_scaling %d is none of kvd_rope_scaling",
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "RoPE scaling (rope_scaling) %d is none of kvd_rope_scaling",
                         (int)r->scaling);
     snprintf(key, sizeof(key), "%s.rope.dimension_count", hp->arch);
     KVD_TRY(gguf_get_u32(g, key, false, &hp->n_rot, err));
     snprintf(key, sizeof(key), "%s.rope.freq_base", hp->arch);
     KVD_TRY(gguf_get_f32(g, key, false, &hp->rope_base, err));
     if (r->base != 0.0f && !(r->base > 1.0f && isfinite(r->base)))
-        return kvd_fail(err, KVD_E_INVAL, 0, "RoPE base %g: expected a number above 1, or 0",
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "RoPE base (rope_base) %g: expected a number above 1, or 0",
                         (double)r->base);
     if (r->base != 0.0f)
         hp->rope_base = r->base;

@@ -52,7 +52,7 @@ typedef struct tok_vocab {
 typedef struct tok tok;
 
 /* Refuses an unknown pre-tokenizer by name (KVD_E_UNSUPPORTED); a missing one is recovered only
- * from an exact family signature of the vocabulary, else refused with the way out (--pre). */
+ * from an exact family signature of the vocabulary, else refused with the way out. */
 kvd_status tok_open(tok **out, const tok_vocab *v, kvd_err *err);
 void       tok_close(tok *t);
 

@@ -101,10 +101,11 @@ static kvd_status choose_pre(tok *t, const tok_vocab *v, kvd_err *err)
         const char *name = pre_by_signature(v);
 
         if (!name)
-            return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
-                            "the file does not name its pre-tokenizer and its vocabulary is of no "
-                            "known family; name it with --pre (gpt-2, smollm, llama-bpe, qwen2, "
-                            "gpt-4o)");
+            return kvd_fail(
+                err, KVD_E_UNSUPPORTED, 0,
+                "the file does not name its pre-tokenizer and its vocabulary is of no "
+                "known family; name it (pre_tokenizer): gpt-2, smollm, llama-bpe, qwen2, "
+                "gpt-4o");
         p = pre_find((tok_str){ name, strlen(name) });
     }
     t->split      = p->split;

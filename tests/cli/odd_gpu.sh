@@ -16,9 +16,9 @@ run() {
 }
 
 no_code='no code for Odd GPU \(compute capability 8.7\), but for sm_80, sm_90 and later'
-expect "no code" 3 "$no_code .*--backend cpu" run --backend cuda
+expect "no code" 3 "$no_code.*\(--backend\), as \"cpu\"" run --backend cuda
 too_old='Old GPU has compute capability 7.5; 8.0 or later'
-expect "too old" 3 "$too_old .*--backend cpu" run --backend cuda:1
+expect "too old" 3 "$too_old.*\(--backend\), as \"cpu\"" run --backend cuda:1
 expect "-ngl" 0 "$no_code.*going on with the CPU" run -ngl 99
 [ "$failed" -eq 0 ] && echo "says what it has, and goes on without"
 exit $((failed > 0))

@@ -188,6 +188,19 @@ expect "no model" 1 "^kvdrive: --model $none: No such file or directory$" "$kvd"
 printf 'model = %s\n' "$none" >"$tmp/config"
 expect "no model, by a configuration file" 1 "^kvdrive: $tmp/config: model $none: No such file" \
     "$kvd" run --config "$tmp/config" -p x
+
+# ---- errors of the library name its fields; here they name options of the command
+says='tokens asked for \(-c\), the model has 128; RoPE scaling \(--rope-scaling\) by a'
+expect "an option for a field" 2 \
+    "^kvdrive: context of 9999 $says factor \(--rope-scale\) extends it$" \
+    "$kvd" run -m $tiny/llama.gguf --raw -p x -c 9999
+small=(-m $tiny/llama.gguf --rope-scaling linear --rope-scale 64 --kv-device 4K)
+says='batch \(-b\), budget \(--budget\), window \(--cap\) or context \(-c\) and by'
+expect "an option for several sequences" 2 \
+    "of 0 MiB \(--kv-device\) .* $says fewer sequences \(--parallel\)$" \
+    "$kvd" serve "${small[@]}"
+expect "a field that the command has no option for" 2 'sequences \(n_seq\)$' \
+    "$kvd" run "${small[@]}" --raw -p x
 cp $tiny/llama.gguf "$tmp/p"
 expect "an error that begins as the model's name does" 3 \
     "^kvdrive: --model p: pre-tokenizer 'x' is not" \

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -134,6 +135,133 @@ static void test_odd_sessions(void **state)
     kvd_model_close(m);
 }
 
+/* ---- structs that come out ------------------------------------------------------------------ */
+
+typedef union any_out {
+    size_t         struct_size;
+    kvd_model_info info;
+    kvd_plan       plan;
+    kvd_stats      stats;
+    kvd_stages     stages;
+    kvd_placement  placement;
+    kvd_tool_event event;
+} any_out;
+
+static char logged[KVD_ERR_MSG_BYTES];
+
+static void log_last(void *ctx, kvd_log_level level, const char *msg)
+{
+    (void)ctx;
+    assert_int_equal(level, KVD_LOG_ERROR);
+    snprintf(logged, sizeof(logged), "%s", msg);
+}
+
+static void test_out_structs(void **state)
+{
+    static const size_t      none[] = { 0, 1, sizeof(size_t) - 1, 65537, SIZE_MAX };
+    const kvd_session_params p      = { .struct_size = sizeof(p), .n_ctx = 8 };
+    kvd_model               *m      = open_tiny();
+    kvd_tool_stream         *t;
+    kvd_session             *s;
+    kvd_tool_event           e = KVD_TOOL_EVENT_INIT;
+
+    (void)state;
+    assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_OK);
+    assert_int_equal(kvd_tool_open(&t, KVD_TOOLS_HERMES, &err), KVD_OK);
+    kvd_set_log(log_last, NULL);
+    for (size_t i = 0; i < sizeof(none) / sizeof(*none); i++) {
+        any_out o, was;
+
+        memset(&o, 0x55, sizeof(o));
+        o.struct_size = none[i];
+        was           = o;
+        assert_int_equal(kvd_session_plan(m, &p, &o.plan, &err), KVD_E_INVAL);
+        assert_non_null(strstr(err.msg, "kvd_plan.struct_size"));
+        assert_int_equal(kvd_model_get_info(m, &o.info), KVD_E_INVAL);
+        assert_non_null(strstr(logged, "kvd_model_info.struct_size"));
+        assert_int_equal(kvd_session_get_stats(s, &o.stats), KVD_E_INVAL);
+        assert_non_null(strstr(logged, "kvd_stats.struct_size"));
+        assert_int_equal(kvd_session_get_stages(s, &o.stages), KVD_E_INVAL);
+        assert_non_null(strstr(logged, "kvd_stages.struct_size"));
+        assert_false(kvd_seq_placement(s, 0, &o.placement));
+        assert_non_null(strstr(logged, "kvd_placement.struct_size"));
+        assert_int_equal(kvd_tool_feed(t, "x", 1, &err), KVD_OK);
+        assert_false(kvd_tool_next(t, &o.event));
+        assert_non_null(strstr(logged, "kvd_tool_event.struct_size"));
+        assert_int_equal(kvd_tool_feed(t, "y", 1, &err), KVD_E_INVAL);
+        assert_int_equal(kvd_tool_flush(t, &err), KVD_E_INVAL);
+        assert_int_equal(kvd_tool_cut(t, false, &err), KVD_E_INVAL);
+        assert_non_null(strstr(err.msg, "kvd_tool_event.struct_size"));
+        assert_true(kvd_tool_next(t, &e) && e.kind == KVD_TOOL_EVENT_TEXT);
+        assert_string_equal(e.text, "x"); /* nothing was lost */
+        assert_memory_equal(&o, &was, sizeof(o));
+    }
+    assert_int_equal(kvd_session_plan(m, &p, NULL, &err), KVD_E_INVAL);
+    assert_int_equal(kvd_session_get_stats(s, NULL), KVD_E_INVAL);
+    kvd_set_log(NULL, NULL);
+    kvd_tool_close(t);
+    kvd_session_close(s);
+    kvd_model_close(m);
+}
+
+/* A caller of an older header gets what its struct has room for. */
+static void test_short_out_struct(void **state)
+{
+    kvd_model     *m    = open_tiny();
+    kvd_model_info info = KVD_MODEL_INFO_INIT;
+
+    (void)state;
+    info.struct_size = offsetof(kvd_model_info, backend);
+    assert_int_equal(kvd_model_get_info(m, &info), KVD_OK);
+    assert_int_equal(info.struct_size, offsetof(kvd_model_info, backend));
+    assert_string_equal(info.arch, "llama");
+    assert_null(info.backend);
+    info = (kvd_model_info)KVD_MODEL_INFO_INIT;
+    assert_int_equal(kvd_model_get_info(m, &info), KVD_OK);
+    assert_string_equal(info.backend, "cpu");
+    assert_int_equal(info.n_vocab, N_VOCAB);
+    kvd_model_close(m);
+}
+
+/* Messages name fields and no program's options. */
+static void test_messages_name_fields(void **state)
+{
+    static const struct {
+        kvd_session_params   p;
+        kvd_attention_params a;
+        const char          *says;
+    } bad[] = {
+        { { .n_ctx = 1000 }, { 0 }, "(n_ctx)" },
+        { { .n_ctx = 8, .n_seq = 9999 }, { 0 }, "(n_seq)" },
+        { { .n_ctx = 8, .n_batch = 99999 }, { 0 }, "(n_batch)" },
+        { { .n_ctx = 8, .chunk_tokens = 5 }, { 0 }, "(chunk_tokens)" },
+        { { .n_ctx = 8, .n_sink = 3 }, { 0 }, "(n_sink)" },
+        { { .n_ctx = 8, .disk_lag = 65 }, { 0 }, "(disk_lag)" },
+        { { .n_ctx = 8 }, { .cap = 0.5f }, "(cap)" },
+        { { .n_ctx = 8 }, { .zone = 7 }, "(zone)" },
+        { { .n_ctx = 8 }, { .evict = (kvd_evict)9 }, "kvd_attention_params.evict" },
+        { { .n_ctx = 8 }, { .index = "none" }, "(index)" },
+        { { .n_ctx = 8 }, { .group_rule = "none" }, "(group_rule)" },
+    };
+    kvd_model *m = open_tiny();
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        kvd_attention_params a    = bad[i].a;
+        kvd_session_params   p    = bad[i].p;
+        kvd_plan             plan = KVD_PLAN_INIT;
+
+        a.struct_size = sizeof(a);
+        a.mode        = a.mode ? a.mode : KVD_ATTENTION_SPARSE;
+        p.struct_size = sizeof(p);
+        p.attention   = &a;
+        assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_E_INVAL);
+        if (!strstr(err.msg, bad[i].says) || strstr(err.msg, "--") || strstr(err.msg, "(-"))
+            fail_msg("'%s' does not say %s", err.msg, bad[i].says);
+    }
+    kvd_model_close(m);
+}
+
 /* One session must not depend on another one's scratch, nor on the order of closing. */
 static void test_two_sessions(void **state)
 {
@@ -221,9 +349,11 @@ static void test_sampler_extremes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_model_params), cmocka_unit_test(test_session_params),
-        cmocka_unit_test(test_odd_sessions), cmocka_unit_test(test_two_sessions),
-        cmocka_unit_test(test_text),         cmocka_unit_test(test_sampler_extremes),
+        cmocka_unit_test(test_model_params),         cmocka_unit_test(test_session_params),
+        cmocka_unit_test(test_odd_sessions),         cmocka_unit_test(test_two_sessions),
+        cmocka_unit_test(test_out_structs),          cmocka_unit_test(test_short_out_struct),
+        cmocka_unit_test(test_messages_name_fields), cmocka_unit_test(test_text),
+        cmocka_unit_test(test_sampler_extremes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -131,7 +131,7 @@ static void test_too_small(void **state)
         assert_int_equal(kvd_session_plan(m, &p, &plan, &err), KVD_E_NOMEM);
         assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_E_NOMEM);
         assert_null(s);
-        assert_non_null(strstr(err.msg, "--device-memory"));
+        assert_non_null(strstr(err.msg, "(device_memory)"));
         m->device_memory = named() * MIB;
         plan             = plan_of(m, &p);
         assert_true(plan.device_bytes <= m->device_memory);

@@ -773,13 +773,13 @@ static void test_small_tiers_are_refused(void **state)
     assert_int_equal(kv_plan(&p, &z, NULL), KVD_OK);
     p.device_bytes = 1000;
     assert_int_equal(kv_plan(&p, &z, &err), KVD_E_INVAL);
-    assert_non_null(strstr(err.msg, "--kv-device"));
+    assert_non_null(strstr(err.msg, "(kv_device)"));
     assert_false(z.resident);
     p.device_bytes = z.device_bytes;
     assert_int_equal(kv_plan(&p, &z, &err), KVD_OK); /* what it asked for is enough */
     p.host_bytes = z.bytes[KV_BUF_HOST] - 1;
     assert_int_equal(kv_plan(&p, &z, &err), KVD_E_INVAL);
-    assert_non_null(strstr(err.msg, "--kv-host"));
+    assert_non_null(strstr(err.msg, "(kv_host)"));
 }
 
 int main(int argc, char **argv)

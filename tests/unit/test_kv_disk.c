@@ -526,7 +526,7 @@ static void eviction(void **state)
     assert_int_equal(m2.n_span, 1);
     assert_int_equal(dm_put(d, token_, &u1, &rng_, &err), KVD_E_BUSY);
     assert_int_equal(stats_of(d).pause, KV_DISK_PAUSE_MAX);
-    assert_non_null(strstr(err.msg, "reached its size, --kv-disk, of "));
+    assert_non_null(strstr(err.msg, "reached its size (cache_bytes) of "));
     kv_disk_match_close(d, &m2);
     token_[0] -= 2;
     assert_int_equal(dm_read(d, &m, token_, &rng_, false, &err), KVD_OK);
@@ -586,7 +586,7 @@ static void limits(void **state)
     assert_int_equal(dm_put(d, token_, &u, &rng_, &err), KVD_E_BUSY);
     assert_int_equal(stats_of(d).pause, KV_DISK_PAUSE_MIN_FREE);
     assert_string_equal(stats_of(d).pause_text, "the filesystem has no more free than "
-                                                "--kv-disk-free, 4503599627370496 KiB");
+                                                "asked for (cache_min_free), 4503599627370496 KiB");
     assert_int_equal(stats_of(d).n_unit, 0); /* all were given up for it */
     kv_disk_close(d);
 

@@ -232,7 +232,7 @@ static void test_refusals(void **state)
     a.mode = KVD_ATTENTION_SPARSE; /* with the default of min_mass */
     assert_int_equal(kvd_session_open(&s, m, &p, &err), KVD_OK);
     assert_int_equal(engine_profile_open(&profile, s, 8, &err), KVD_E_INVAL);
-    assert_non_null(strstr(err.msg, "--min-mass"));
+    assert_non_null(strstr(err.msg, "(min_mass)"));
     kvd_session_close(s);
     s = open_session(m, KVD_EVICT_BY_LOOKAHEAD, 2);
     assert_int_equal(engine_profile_open(&profile, s, 8, &err), KVD_E_INVAL);

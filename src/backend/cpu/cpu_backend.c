@@ -349,11 +349,12 @@ static kvd_status cpu_choose_isa(cpu_backend *be, const char *name, kvd_err *err
 
     be->isa = cpu->isa;
     if (name && !os_isa_parse(name, &be->isa))
-        return kvd_fail(err, KVD_E_INVAL, 0,
-                        "cpu isa \"%s\" is unknown; there are portable, avx2, avx512 and amx",
-                        name);
+        return kvd_fail(
+            err, KVD_E_INVAL, 0,
+            "cpu isa (cpu_isa) \"%s\" is unknown; there are portable, avx2, avx512 and amx", name);
     if (be->isa > cpu->isa)
-        return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "cpu isa %s: this machine runs at most %s", name,
+        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                        "cpu isa (cpu_isa) %s: this machine runs at most %s", name,
                         os_isa_name(cpu->isa));
     be->vnni = be->isa >= OS_ISA_AVX512 && cpu->avx512_vnni;
     be->bf16 = be->isa >= OS_ISA_AVX512 && cpu->avx512_bf16;
@@ -369,7 +370,7 @@ static kvd_status cpu_open_fast(cpu_backend *be, const kvd_backend_params *p, kv
     be->base.n_thread = p->n_thread ? p->n_thread : os_cpu_get()->n_cpu;
     if (be->base.n_thread > CPU_N_THREAD_MAX) {
         if (p->n_thread)
-            return kvd_fail(err, KVD_E_INVAL, 0, "%" PRIu32 " threads: the limit is %d",
+            return kvd_fail(err, KVD_E_INVAL, 0, "%" PRIu32 " threads (n_thread): the limit is %d",
                             p->n_thread, CPU_N_THREAD_MAX);
         be->base.n_thread = CPU_N_THREAD_MAX;
     }

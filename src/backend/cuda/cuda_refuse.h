@@ -23,16 +23,15 @@ static inline kvd_status cuda_refuse(kvd_err *err, const char *gpu, int major, i
                                      const char *code)
 {
     if (major * 10 + minor < CUDA_CC_MIN)
-        (void)!kvd_fail(
-            err, KVD_E_UNSUPPORTED, 0,
-            "cuda: %s has compute capability %d.%d; %d.%d or later is needed (--backend "
-            "cpu goes without)",
-            gpu, major, minor, CUDA_CC_MIN / 10, CUDA_CC_MIN % 10);
+        (void)!kvd_fail(err, KVD_E_UNSUPPORTED, 0,
+                        "cuda: %s has compute capability %d.%d; %d.%d or later is needed, or "
+                        "another backend (backend), as \"cpu\"",
+                        gpu, major, minor, CUDA_CC_MIN / 10, CUDA_CC_MIN % 10);
     else
         (void)!kvd_fail(
             err, KVD_E_UNSUPPORTED, 0,
-            "cuda: this build has no code for %s (compute capability %d.%d), but for %s "
-            "(--backend cpu goes without)",
+            "cuda: this build has no code for %s (compute capability %d.%d), but for %s; "
+            "there are other backends (backend), as \"cpu\"",
             gpu, major, minor, code);
     return cuda_absent(err);
 }
