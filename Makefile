@@ -32,7 +32,8 @@ man: build ## man pages from the options table
 fmt-check: ## fail if a C source is not formatted
 	@scripts/fmt --check
 
-install: build ## install to PREFIX (/usr/local)
+install: ## build what is installed, no tests, and install it to PREFIX (/usr/local)
+	@cmake --preset release && cmake --build --preset release --target kvdrive_product
 	@cmake --install build/release --prefix $(PREFIX)
 
 clean-check: ## demo and test of a clean clone in a fresh Debian 12 root (needs root)

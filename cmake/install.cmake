@@ -56,3 +56,11 @@ endif()
 # Data of `kvdrive eval`, each folder with its own licence.
 install(DIRECTORY eval/data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/kvdrive/eval)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# What is installed, without the tests.
+add_custom_target(kvdrive_product)
+foreach(target kvdrive_static kvdrive_shared kvdrive_archive kvdrive kvdrive_cuda)
+  if(TARGET ${target})
+    add_dependencies(kvdrive_product ${target})
+  endif()
+endforeach()

@@ -14,16 +14,18 @@ static kvd_status continue_text(kvd_model *m, const char *text, kvd_err *err)
 {
     kvd_session_params sp  = KVD_SESSION_PARAMS_INIT;
     kvd_sampler_params smp = KVD_SAMPLER_PARAMS_INIT;
+    kvd_model_info     info = KVD_MODEL_INFO_INIT;
     kvd_session       *s   = NULL;
     kvd_sampler       *sm  = NULL;
     kvd_detok         *d   = NULL;
     int32_t            token[N_CTX];
     size_t             n;
-    kvd_status         st;
+    kvd_status         st = kvd_model_get_info(m, &info);
 
-    sp.n_ctx        = N_CTX;
+    sp.n_ctx        = info.n_ctx_train < N_CTX ? info.n_ctx_train : N_CTX;
     smp.temperature = 0.0f;
-    st = kvd_tokenize(m, text, strlen(text), NULL, 0, true, token, N_CTX - N_GEN, &n, err);
+    if (st == KVD_OK)
+        st = kvd_tokenize(m, text, strlen(text), NULL, 0, true, token, sp.n_ctx - N_GEN, &n, err);
     if (st == KVD_OK)
         st = kvd_session_open(&s, m, &sp, err);
     if (st == KVD_OK)

@@ -12,7 +12,7 @@ cp "$2" "$tmp/libkvdrive-cuda.so"
 . "$(dirname "$0")/expect.sh"
 
 run() {
-    timeout 60 "$tmp/kvdrive" run -m tests/data/tiny/llama.gguf --raw -p x -n 1 "$@"
+    timeout "$PATIENCE" "$tmp/kvdrive" run -m tests/data/tiny/llama.gguf --raw -p x -n 1 "$@"
 }
 
 no_code='no code for Odd GPU \(compute capability 8.7\), but for sm_80, sm_90 and later'

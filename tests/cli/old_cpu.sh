@@ -20,7 +20,7 @@ trap 'rm -rf "$tmp"' EXIT
 on() {
     local cpu=$1
     shift
-    timeout 120 qemu-x86_64 -cpu "$cpu" "$@" 2> >(grep -v '^qemu-x86_64: warning' >&2)
+    timeout "$PATIENCE" qemu-x86_64 -cpu "$cpu" "$@" 2> >(grep -v '^qemu-x86_64: warning' >&2)
 }
 
 for level in Nehalem:portable Haswell:avx2; do

@@ -27,8 +27,8 @@ sys.exit(not eval("(" + sys.argv[1] + ")"))' "$condition" <<<"$out"; then
 printf 'line %d of a text that fills a few blocks of two hundred and fifty-six tokens\n' \
     {1..64} >"$tmp/text"
 generate() {
-    timeout 60 "$kvd" run -m tests/data/tiny/llama.gguf --rope-scaling linear --rope-scale 64 \
-        --deterministic --raw -f "$tmp/text" -n 4 --temp 0 --json --cache-dir "$dir"
+    timeout "$PATIENCE" "$kvd" run -m tests/data/tiny/llama.gguf --rope-scaling linear \
+        --rope-scale 64 --deterministic --raw -f "$tmp/text" -n 4 --temp 0 --json --cache-dir "$dir"
 }
 
 expect "no verb" 2 'stats, ls, verify, clear or gc' "$kvd" cache --cache-dir "$dir"

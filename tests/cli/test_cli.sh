@@ -231,7 +231,8 @@ expect "full output device" 1 'writing to standard output failed' bash \
     -c "'$kvd' inspect $tiny/llama.gguf >/dev/full"
 
 out=$(printf 'hello\n/undo\n/nosuch\n/stats\n/quit\nnever\n' |
-    timeout 60 "$kvd" chat -m $tiny/llama.gguf --chat-template "$tmp/ok.jinja" -n 3 --temp 0 2>&1)
+    timeout "$PATIENCE" "$kvd" chat -m $tiny/llama.gguf --chat-template "$tmp/ok.jinja" -n 3 \
+        --temp 0 2>&1)
 grep -q 'unknown command /nosuch' <<<"$out" && grep -q 'KV cache in use' <<<"$out" || {
     echo "FAILED: chat: $out"
     failed=$((failed + 1))

@@ -3,6 +3,7 @@
 # kvdrive profile on a tiny model whose tokens are bytes: counts that must hold of any trace, the
 # plan file, the picture, messages.  KVDRIVE is the program; runs in the source root.
 set -u
+PATIENCE=600 # seconds that no program takes, however busy the machine is
 kvd=${KVDRIVE:?}
 export XDG_CONFIG_HOME=/nonexistent
 tmp=$(mktemp -d)
@@ -24,7 +25,7 @@ expect() {
     local name=$1 code=$2 pattern=$3 out got
     shift 3
     n=$((n + 1))
-    out=$(timeout 120 "$kvd" "$@" 2>&1 </dev/null)
+    out=$(timeout "$PATIENCE" "$kvd" "$@" 2>&1 </dev/null)
     got=$?
     if [ "$got" != "$code" ] || ! grep -qE -- "$pattern" <<<"$out"; then
         fail "$name: exit $got (expected $code), output (expected /$pattern/):"

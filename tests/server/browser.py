@@ -14,7 +14,7 @@ import tempfile
 import time
 import zlib
 
-from kvserver import SLOW
+from kvserver import PATIENCE
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
@@ -50,7 +50,7 @@ class Browser:
     def __exit__(self, *_):
         try:
             self.send("Browser.close")
-            self.process.wait(10 * SLOW)
+            self.process.wait(PATIENCE)
         except (AssertionError, OSError, subprocess.TimeoutExpired):
             self.process.kill()
             self.process.wait()
@@ -85,7 +85,7 @@ class Browser:
         data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self.to, data):]
-        end = time.monotonic() + 30 * SLOW
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             answer = self.read(1)
             if answer and answer.get("id") == self.number:
@@ -140,7 +140,7 @@ class Page:
 
     def wait(self, code, seconds=10):
         """Until the expression is true; its value."""
-        end = time.monotonic() + seconds * SLOW
+        end = time.monotonic() + PATIENCE
         while True:
             value = self.run(code)
             if value:

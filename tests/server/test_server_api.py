@@ -8,7 +8,7 @@ import random
 import re
 import signal
 
-from kvserver import HERE, SLOW, Server, main, text_of
+from kvserver import HERE, PATIENCE, Server, main, text_of
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -194,7 +194,7 @@ def test_log_of_requests():
         s.process.send_signal(signal.SIGUSR1)
         last = list(events)[-1]
         assert "the device has failed" in last["error"]["message"], last
-        s.process.wait(30 * SLOW)
+        s.process.wait(PATIENCE)
         s.reader.join(10)
         line = [line for line in s.lines if ": /v1/completions, " in line][2]
         assert "ended by an error" in line and "generated" not in line, line

@@ -6,10 +6,11 @@ length in tokens."""
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 
-from kvserver import HERE, SLOW, Server, in_time, main
+from kvserver import HERE, PATIENCE, SLOW, Late, Server, busy_for, in_time, limit_of, main
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -67,7 +68,31 @@ def test_health_at_any_load():
         s.wait_for(lambda: s.call("GET", "/health")[0] == 503, 3)
         for c in held:
             c.close()
-        s.process.wait(20 * SLOW)
+        s.process.wait(PATIENCE)
+
+
+def test_bounds_follow_the_machine():
+    """Beside as many processes as take all processors twice over, a bound is longer by what they
+    take; what is later than that is late."""
+    alone = limit_of(1, 1)
+    others = [subprocess.Popen(["yes"], stdout=subprocess.DEVNULL)
+              for _ in range(3 * len(os.sched_getaffinity(0)))]
+    try:
+        time.sleep(2)
+        busy = limit_of(1, 1)
+    finally:
+        for p in others:
+            p.kill()
+            p.wait()
+    print(f"a second is {alone:.1f} s, beside others {busy:.1f} s")
+    if busy < 1.5 * SLOW:
+        raise Late(alone, busy)
+    in_time(1.4 * SLOW, 1)
+    try:
+        in_time(1e6 * SLOW, 1)
+        raise AssertionError("a million seconds are not late")
+    except Late:
+        pass
 
 
 def gaps_beside(s, n):
@@ -107,9 +132,10 @@ def keeps_pace(rounds, *more):
             quiet, beside, took = gaps_beside(s, LONG_PROMPT)
         told = [f"{n}: median {1e3 * share(x, 0.5):.2f} ms, 99 % {1e3 * share(x, 0.99):.2f} ms of "
                 f"{len(x)}" for n, x in (("quiet", quiet), ("beside", beside))]
-        print(f"{LONG_PROMPT} tokens in {took:.1f} s; {'; '.join(told)}")
-        if share(beside, 0.5) <= 3 * share(quiet, 0.5) and \
-                share(beside, 0.99) <= max(3 * share(quiet, 0.99), 0.03):
+        busy = busy_for(took)
+        print(f"{LONG_PROMPT} tokens in {took:.1f} s; {'; '.join(told)}; {busy:.1f} times as long")
+        if share(beside, 0.5) <= 3 * share(quiet, 0.5) * busy and \
+                share(beside, 0.99) <= max(3 * share(quiet, 0.99), 0.03) * busy:
             return True
     return False
 
@@ -120,7 +146,10 @@ def test_pace_beside_a_long_prompt():
     five rounds must do.  Where the server is told that a second is short enough, they stall: a
     prompt's tokens take a time of their own, so that this holds on every machine."""
     assert keeps_pace(5)
-    assert not keeps_pace(1, "--max-gap", "1000")
+    if busy_for(10) > 2:
+        print("neighbours stall it as well: what the server does of itself cannot be told")
+        return
+    assert not keeps_pace(1, "--max-gap", "1000") or busy_for(10) > 2
 
 
 def signs(s, path, body, sign, n, seconds):

@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 
-from kvserver import SLOW, Directory, Late, Server, in_time, main, text_of
+from kvserver import Directory, Late, Server, in_time, limit_of, main, pause, text_of
 
 COMPLETION = "/v1/completions"
 FAULT = os.environ["KVDRIVE_FAULT"]
@@ -75,7 +75,10 @@ def test_little_in_common_hides_nothing():
 
     with Directory() as d:
         with Server("--cache-dir", d, "--deterministic", "--parallel", "1") as s:
-            want = [s.post(COMPLETION, prompt(i))["choices"] for i in range(3)]
+            want = []
+            for i in range(3):
+                want.append(s.post(COMPLETION, prompt(i))["choices"])
+                pause(0.2)  # while it is written, the next end of a prompt may not be taken
             for i in (0, 1, 2, 0):
                 a = s.post(COMPLETION, prompt(i))
                 assert a["usage"]["prompt_tokens_details"]["cached_by_tier"]["disk"] == 1539, \
@@ -94,7 +97,7 @@ def test_evaluates_what_is_slower_to_read():
                 t, text, _ = first_token(s, ask(i))
                 cold.append(t)
                 want.append(text)
-        if SLOW > 1 and statistics.median(cold) > 1.5:  # a sanitizer's: reading is not slower
+        if statistics.median(cold) > 1.5:  # a sanitizer's, or neighbours: reading is not slower
             print(f"evaluating takes {statistics.median(cold):.3f} s here: nothing to find out")
             return
         with Server("--cache-dir", d, "--deterministic", "--parallel", "1", program=FAULT) as s:
@@ -104,12 +107,14 @@ def test_evaluates_what_is_slower_to_read():
             for i in range(3):
                 t, text, cached = first_token(s, ask(i))
                 hit.append(t)
-                assert cached == 0 and text == want[i], (i, cached)
+                assert text == want[i], i
+                if cached:  # a busy machine evaluates more slowly, too
+                    raise Late(i, cached)
             s.wait_for(lambda: recomputes(s) == 3)
             assert any("s to read and" in line for line in s.lines), s.lines
             ratio = statistics.median(hit) / statistics.median(cold)
             print(f"cold {statistics.median(cold):.3f} s, ratio {ratio:.2f}")
-            if ratio > (1.1 if SLOW == 1 else 2):
+            if ratio > limit_of(1.1, sum(hit)):
                 raise Late(cold, hit)
             disk(s, 0)  # that it is fast now is found by a try now and then
             found = [first_token(s, ask(i % 3))[2] for i in range(12)]

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 
-from kvserver import HERE, SLOW, Server, main
+from kvserver import HERE, PATIENCE, Server, main
 
 SECONDS = float(os.environ.get("KVD_FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("KVD_FUZZ_SEED", str(time.time_ns() % 1000000)))
@@ -142,7 +142,7 @@ def send(s, rng):
     raw, good = request(rng)
     c = s.raw()
     try:
-        c.settimeout(5 * SLOW if good else 0.1)
+        c.settimeout(PATIENCE if good else 0.1)
         c.sendall(raw)
         if rng.random() < 0.1:
             return  # leaves

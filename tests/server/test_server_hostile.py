@@ -65,8 +65,8 @@ def test_echo_goes_on_beside_answers():
         reader.start()
         s.wait_for(lambda: told[0] > 0)
         at_once([lambda: s.post(COMPLETION, {"prompt": [68] * 60, "max_tokens": 1, "echo": True,
-                                             "logprobs": 1}, timeout=20),
-                 lambda: s.post(COMPLETION, {"prompt": "hello", "max_tokens": 1}, timeout=20)])
+                                             "logprobs": 1}),
+                 lambda: s.post(COMPLETION, {"prompt": "hello", "max_tokens": 1})])
         done.set()
         reader.join()
         assert told[0] < 3000, told

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 
-from kvserver import HERE, SLOW, Directory, Server, in_time, main, text_of
+from kvserver import HERE, PATIENCE, Directory, Server, in_time, main, text_of
 
 COMPLETION = "/v1/completions"
 FAULT = os.environ["KVDRIVE_FAULT"]
@@ -44,9 +44,11 @@ def hang(s):
 
 def end(s, seconds):
     start = time.monotonic()
-    s.process.wait(seconds * SLOW)
-    s.reader.join(5)
-    return s.process.returncode, time.monotonic() - start
+    s.process.wait(PATIENCE)
+    took = time.monotonic() - start
+    s.reader.join(PATIENCE)
+    in_time(took, seconds)
+    return s.process.returncode, took
 
 
 def test_stop_lets_requests_finish():

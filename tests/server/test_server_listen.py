@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 
-from kvserver import SLOW, Server, main
+from kvserver import PATIENCE, Server, main
 
 FAMILIES = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
 
@@ -23,7 +23,7 @@ def has(address):
 
 
 def ask(address, port, method="GET", path="/health", body=None):
-    c = http.client.HTTPConnection(address, port, timeout=30 * SLOW)
+    c = http.client.HTTPConnection(address, port, timeout=PATIENCE)
     c.request(method, path, body=body, headers={"Content-Type": "application/json"})
     r = c.getresponse()
     out = r.status, r.read()
@@ -63,7 +63,7 @@ def test_connections_are_limited_on_both():
         if not has(address):
             continue
         with Server("--host", "localhost", "--connections", "3") as s:
-            held = [socket.create_connection((address, s.port), timeout=30 * SLOW)
+            held = [socket.create_connection((address, s.port), timeout=PATIENCE)
                     for _ in range(3)]
             for c in held:  # they are in
                 c.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -76,7 +76,7 @@ def test_connections_are_limited_on_both():
             except socket.timeout:
                 pass
             held.pop().close()
-            late.settimeout(30 * SLOW)
+            late.settimeout(PATIENCE)
             assert late.recv(12) == b"HTTP/1.1 200", address
             for c in held + [late]:
                 c.close()
@@ -119,7 +119,7 @@ def test_one_address():
             assert ask(address, s.port)[0] == 200
             other = next(a for a in FAMILIES if a != address)
             try:
-                socket.create_connection((other, s.port), timeout=5).close()
+                socket.create_connection((other, s.port), timeout=PATIENCE).close()
                 raise AssertionError((address, "and", other))
             except OSError:
                 pass

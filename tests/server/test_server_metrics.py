@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import promlint
-from kvserver import HERE, PROGRAM, SLOW, TINY, Directory, Server, main
+from kvserver import HERE, PATIENCE, PROGRAM, TINY, Directory, Server, main
 
 COMPLETION = "/v1/completions"
 FAULT = os.environ["KVDRIVE_FAULT"]
@@ -91,7 +91,7 @@ def test_counts_move():
         assert one["inter_token_seconds_count"] == 7
         assert one["queue_seconds_sum"] <= one["time_to_first_token_seconds_sum"]
         assert one["prefill_seconds_sum"] <= one["time_to_first_token_seconds_sum"]
-        assert one["time_to_first_token_seconds_sum"] < one["request_seconds_sum"] < 30 * SLOW
+        assert one["time_to_first_token_seconds_sum"] < one["request_seconds_sum"] < PATIENCE
         assert one["kv_used_tokens"] > 0 and one["steps_total"] >= 9
         assert one["evaluation_seconds_total{kind=decode}"] > 0
         again = s.post(COMPLETION, ask)

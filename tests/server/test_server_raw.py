@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 
-from kvserver import SLOW, Server, in_time, main, text_of
+from kvserver import PATIENCE, SLOW, Server, in_time, main, text_of
 
 COMPLETION = "/v1/completions"
 FAULT = os.environ.get("KVDRIVE_FAULT")  # its steps take at least 2 ms
@@ -244,13 +244,13 @@ def test_half_sent_and_idle():
         s.post(COMPLETION, {"prompt": "x", "max_tokens": 2})
         in_time(time.monotonic() - start, 0.5)
         for c in half:
-            c.settimeout(4 * SLOW)
+            c.settimeout(PATIENCE)
             while c.recv(1000):
                 pass
         assert 1 < time.monotonic() - start
         in_time(time.monotonic() - start, 4)
         for c in idle:
-            c.settimeout(8 * SLOW)
+            c.settimeout(PATIENCE)
             assert c.recv(1000) == b""
         in_time(time.monotonic() - start, 9)
 
@@ -292,7 +292,7 @@ def test_free_slots_are_no_queue():
                 assert status == 429 and headers["Retry-After"], (takes, status, data)
             finally:
                 s.process.kill()
-                s.process.wait(30 * SLOW)
+                s.process.wait(PATIENCE)
             for c in held:
                 c.close()
 

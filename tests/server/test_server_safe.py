@@ -7,7 +7,7 @@ import re
 import subprocess
 import tempfile
 
-from kvserver import HERE, PROGRAM, TINY, Server, main
+from kvserver import HERE, PATIENCE, PROGRAM, TINY, Server, main
 
 KEY = "sk-correct-horse"
 
@@ -116,7 +116,7 @@ def test_key_file_that_others_can_read():
 
 def refused(*args, env=None):
     r = subprocess.run([PROGRAM, "serve", "-m", str(TINY / "llama.gguf"), "--port", "0", *args],
-                       capture_output=True, text=True, timeout=30,
+                       capture_output=True, text=True, timeout=PATIENCE,
                        env={**os.environ, **(env or {})})
     assert r.returncode not in (0, -6, -11), r
     return r.stderr
@@ -213,7 +213,7 @@ def test_origins_that_browsers_send():
     of what is accepted."""
     def told(origin):
         r = subprocess.run([PROGRAM, "serve", "-m", "/no-such", "--cors-origin", origin],
-                           capture_output=True, text=True, timeout=30)
+                           capture_output=True, text=True, timeout=PATIENCE)
         return r.returncode, r.stderr
 
     for origin in ("*", "null", "https://chat.example", "http://localhost:3000", "http://[::1]:81",

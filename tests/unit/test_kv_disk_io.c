@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 #include <sqlite3.h>
@@ -16,6 +17,8 @@
 #include "support/disk_model.h"
 
 #define N_TOKEN (20u * DM_BLOCK)
+
+#define PAUSE_NS 500000000u /* a busy machine may stop us for a tenth of it */
 
 static char    dir_[256];
 static kvd_rng rng_;
@@ -97,7 +100,7 @@ static void no_answer_is_an_error(void **state)
     assert_true(is.read_ns - was.read_ns >= 190000000); /* waits are in it, and nothing else */
     assert_true(is.read_ns - was.read_ns <= kvd_now_ns() - start);
     assert_int_equal(is.put_ns, was.put_ns);
-    assert_true(kvd_now_ns() - start < 5000000000);
+    assert_true(kvd_now_ns() - start < 60000000000);
     assert_non_null(strstr(err.msg, "00000001.kvd at 0: no answer within the time limit"));
     assert_int_equal(stats_of(d).n_timeout, 1);
     assert_int_equal(kv_disk_read_poll(d, t, &err), KVD_E_INVAL); /* the ticket is gone */
@@ -141,8 +144,7 @@ static void late_answers_are_dropped(void **state)
     memset(buf_, 0xaa, sizeof(buf_));
     sim.delay = 65536; /* polls get nothing, waits do */
     assert_int_equal(kv_disk_read_start(d, &r, 1, false, &t, NULL), KVD_OK);
-    for (const uint64_t end = kvd_now_ns() + 250000000; kvd_now_ns() < end;)
-        ;
+    usleep(250000);
     assert_int_equal(kv_disk_read_poll(d, t, NULL), KVD_E_IO);
     assert_int_equal(kv_disk_read_now(d, &q, 1, NULL), KVD_OK); /* reaps the late ones, too */
     for (uint32_t i = 0; i < sizeof(buf_[0]); i++)
@@ -202,7 +204,7 @@ static void a_bad_disk_pauses_stores(void **state)
     (void)state;
     p.io.kind  = OS_IO_SIM;
     p.io.sim   = &sim;
-    p.pause_ns = 50000000;
+    p.pause_ns = PAUSE_NS;
     kv_disk *d = open_filled(&p, &m);
 
     sim.sync_eio = 65536;
@@ -215,15 +217,13 @@ static void a_bad_disk_pauses_stores(void **state)
     assert_int_equal(dm_read(d, &m, token_, &rng_, false, &err), KVD_OK); /* serving goes on */
     sim.sync_eio = 0;
     sim.enospc   = 65536;
-    for (const uint64_t end = kvd_now_ns() + 60000000; kvd_now_ns() < end;)
-        ;
+    usleep(PAUSE_NS / 1000 + 10000);
     assert_int_equal(dm_put(d, token_, &u, &rng_, &err), KVD_OK); /* the pause is over */
     assert_int_equal(kv_disk_flush(d, &err), KVD_E_IO);
     assert_int_equal(stats_of(d).pause, KV_DISK_PAUSE_FULL);
     assert_int_equal(stats_of(d).n_pause, 2);
     sim.enospc = 0;
-    for (const uint64_t end = kvd_now_ns() + 60000000; kvd_now_ns() < end;)
-        ;
+    usleep(PAUSE_NS / 1000 + 10000);
     assert_int_equal(dm_put(d, token_, &u, &rng_, &err), KVD_OK);
     assert_int_equal(kv_disk_flush(d, &err), KVD_OK);
     assert_int_equal(stats_of(d).pause, KV_DISK_RUNNING);

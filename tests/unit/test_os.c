@@ -348,10 +348,21 @@ static void test_pool_runs_each_item_once(void **state)
     }
 }
 
+/* Keeps its thread until every thread has an item, however busy the machine is. */
 static void slow_item(void *ctx, uint32_t item, uint32_t thread)
 {
-    usleep(2000);
+    job *j = ctx;
+
     job_item(ctx, item, thread);
+    for (int wait = 0; wait < 30000; wait++) {
+        uint32_t n_seen = 0;
+
+        for (uint32_t t = 0; t < 3; t++)
+            n_seen += atomic_load(&j->thread_seen[t]) > 0;
+        if (n_seen == 3)
+            break;
+        usleep(1000);
+    }
 }
 
 static void test_pool_shares_the_work(void **state)
@@ -363,7 +374,7 @@ static void test_pool_shares_the_work(void **state)
     memset(&j, 0, sizeof(j));
     j.pool   = p;
     j.n_item = 60;
-    os_pool_run(p, j.n_item, slow_item, &j); /* sleeping items: every thread gets some */
+    os_pool_run(p, j.n_item, slow_item, &j); /* every thread gets some */
     for (uint32_t t = 0; t < 3; t++)
         assert_true(atomic_load(&j.thread_seen[t]) > 0);
     os_pool_close(p);
