@@ -115,7 +115,9 @@ void cli_print_stats(const kvd_session *s, const kvd_plan *plan, double load_sec
     fprintf(f, "%-22s %14s %12.2f %12.1f\n", "prefill", cli_grouped(st.n_prefill, n),
             (double)st.prefill_ns * 1e-9, rate(st.n_prefill, st.prefill_ns));
     if (st.n_cached > 0)
-        fprintf(f, "%-22s %14s\n", "from the prefix cache", cli_grouped(st.n_cached, n));
+        fprintf(f, "%-22s %14s %12.2f %12.1f\n", "from the prefix cache",
+                cli_grouped(st.n_cached, n), (double)st.cached_ns * 1e-9,
+                rate(st.n_cached, st.cached_ns));
     fprintf(f, "%-22s %14s %12.2f %12.1f\n", "decode", cli_grouped(st.n_decode, n),
             (double)st.decode_ns * 1e-9, rate(st.n_decode, st.decode_ns));
     fprintf(f, "%-22s %14s of %s tokens\n", "KV cache in use", cli_grouped(st.kv_used_tokens, n),
@@ -171,6 +173,7 @@ static json_t *counts_json(const kvd_stats *st)
     PUT(o, st, kv_used_tokens);
     PUT(o, st, kv_capacity_tokens);
     PUT(o, st, n_cached);
+    PUT(o, st, cached_ns);
     PUT(o, st, n_slow_prefix);
     PUT(o, st, n_sparse);
     PUT(o, st, n_selected);

@@ -616,6 +616,7 @@ typedef struct kvd_stats {
      * itself); reading from disk and storing there, each with the waits for it.  disk_put_wait_ns:
      * of disk_put_ns, evaluations' waits for writes */
     uint64_t up_ns, up_dense_ns, down_ns, disk_read_ns, disk_put_ns, disk_put_wait_ns;
+    uint64_t cached_ns; /* that finding and reading n_cached took; not in prefill_ns */
 } kvd_stats;
 #define KVD_STATS_INIT KVD_SIZED(kvd_stats)
 /* KVD_E_INVAL: out does not say its size. */

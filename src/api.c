@@ -536,6 +536,7 @@ kvd_status kvd_session_get_stats(const kvd_session *s, kvd_stats *out)
     st.zone_share         = c.n_mass ? c.zone / (double)c.n_mass : 0.0;
     st.zone_ns            = c.zone_ns;
     st.n_slow_prefix      = c.n_slow;
+    st.cached_ns          = c.restore_ns;
     st.n_disk_failed      = c.n_disk_failed;
     st.n_disk_timeout     = c.n_disk_timeout;
     st.n_disk_corrupt     = c.n_disk_corrupt;

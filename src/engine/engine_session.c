@@ -454,6 +454,8 @@ void engine_session_close(kvd_session *s)
 {
     if (!s)
         return;
+    if (s->kv && s->buf.mem.ptr)
+        (void)!kv_flush(s->kv, NULL); /* tails grow from what is stored */
     for (uint32_t i = 0; s->kv && s->buf.mem.ptr && i < s->params.n_seq; i++)
         kv_seq_store_tail(s->kv, s->model->stream, i);
     if (s->kv && s->buf.mem.ptr)

@@ -132,6 +132,7 @@ typedef struct kv_counts {
     uint64_t n_attend;   /* chunks of windows, misses that were waited for among them, attended */
     uint64_t n_refill;   /* chunks fetched by first steps */
     uint64_t n_restored; /* tokens that came from the block store */
+    uint64_t restore_ns; /* that finding and reading them took, given up ones included */
     uint64_t n_slow;     /* prefixes left there, since evaluating them took less */
     uint64_t n_sealed;   /* blocks; n_grown: of those not in a prompt's batch */
     uint64_t n_grown;

@@ -2,8 +2,8 @@
 /* kv_cache.c - what is sealed goes to the block store as well, and comes back from it.
  *
  * Blocks that are sealed together become segments of 16 and single blocks; what is not sealed at
- * the end of a prompt becomes a tail.  A store that refuses (full, paused, broken) costs nothing
- * but that the blocks are not found later.
+ * the end of a prompt becomes an open block, which grows by what is new, and a short tail.  A store
+ * that refuses (full, paused, broken) costs nothing but that the blocks are not found later.
  *
  * Each block's key continues the chain of the block before it, so the keys of a sequence's sealed
  * blocks are kept.  Provenance says how K and V of a block came about: exactly (in prompts), or
@@ -62,9 +62,10 @@ static uint64_t tail_token_bytes(const kv_store *s)
     return s->layout.record_bytes / s->params.chunk_tokens;
 }
 
+/* Tails of format 1 have up to two blocks' tokens. */
 static uint64_t tail_bytes(const kv_store *s)
 {
-    return (uint64_t)(KV_BLOCK_TOKENS + s->params.n_local) * tail_token_bytes(s);
+    return (uint64_t)2 * KV_BLOCK_TOKENS * tail_token_bytes(s);
 }
 
 uint64_t kv_cache_bytes(const kv_params *p)
@@ -114,6 +115,7 @@ kvd_status kv_cache_open(kv_store *s, kvd_err *err)
                                   .geometry          = g,
                                   .max_bytes         = p->cache_bytes,
                                   .min_free_bytes    = p->cache_min_free,
+                                  .raw_records       = s->record.type == KVD_RECORD_RAW,
                                   .read_stage_bytes  = STAGE_BYTES,
                                   .write_stage_bytes = STAGE_BYTES };
     kvd_status             st;
@@ -214,20 +216,46 @@ static const kv_disk_key *parent_of(const kv_cache_seq *q, uint32_t b)
     return b == 0 ? &none : &q->key[b - 1];
 }
 
+/* A name, and what it points to. */
+typedef struct cache_name {
+    kv_cache_prov prov, better[KV_DISK_TAKES_MAX];
+    kv_disk_bytes takes[KV_DISK_TAKES_MAX];
+    kv_disk_name  name;
+} cache_name;
+
+/* Of a unit that begins with block b.  What was made in a better way may be part of it. */
+static void name_unit(const kv_store *s, uint32_t seq, kv_disk_kind kind, uint32_t b,
+                      uint32_t n_token, uint8_t made, cache_name *out)
+{
+    const kv_cache     *c       = s->cache;
+    const kv_cache_seq *q       = &c->seq[seq];
+    const uint8_t       worst   = made & MADE_SPARSE ? MADE_SPARSE : made;
+    uint32_t            n_takes = 0;
+
+    out->prov = kv_cache_prov_of(c, made, q->variant);
+    for (uint32_t i = 0; i < KV_CACHE_ACCEPTED && kv_cache_accepted[i] < worst; i++, n_takes++) {
+        out->better[n_takes] = kv_cache_prov_of(c, kv_cache_accepted[i], q->variant);
+        out->takes[n_takes] =
+            (kv_disk_bytes){ out->better[n_takes].byte, out->better[n_takes].bytes };
+    }
+    out->name = (kv_disk_name){ .kind        = kind,
+                                .parent      = *parent_of(q, b),
+                                .first_token = (uint64_t)b * KV_BLOCK_TOKENS,
+                                .token       = q->token + (size_t)b * KV_BLOCK_TOKENS,
+                                .n_token     = n_token,
+                                .provenance  = { out->prov.byte, out->prov.bytes },
+                                .takes       = out->takes,
+                                .n_takes     = n_takes,
+                                .salt        = { q->salt, q->n_salt } };
+}
+
 kvd_status kv_cache_name_block(kv_store *s, uint32_t seq, uint32_t b, kvd_err *err)
 {
-    kv_cache           *c = s->cache;
-    kv_cache_seq       *q = &c->seq[seq];
-    const kv_cache_prov p = kv_cache_prov_of(c, q->made[b], q->variant);
-    const kv_disk_name  n = { .kind        = KV_DISK_BLOCK,
-                              .parent      = *parent_of(q, b),
-                              .first_token = (uint64_t)b * KV_BLOCK_TOKENS,
-                              .token       = q->token + (size_t)b * KV_BLOCK_TOKENS,
-                              .n_token     = KV_BLOCK_TOKENS,
-                              .provenance  = { p.byte, p.bytes },
-                              .salt        = { q->salt, q->n_salt } };
+    kv_cache_seq *q = &s->cache->seq[seq];
+    cache_name    n;
 
-    return kv_disk_key_of(c->disk, &n, &q->key[b], err);
+    name_unit(s, seq, KV_DISK_BLOCK, b, KV_BLOCK_TOKENS, q->made[b], &n);
+    return kv_disk_key_of(s->cache->disk, &n.name, &q->key[b], err);
 }
 
 /* A refusal is the store's business; it is told once per reason, not once per block. */
@@ -277,21 +305,15 @@ static uint32_t unit_blocks(const kv_cache_seq *q, uint32_t first, uint32_t end)
 
 static void begin_unit(kv_store *s, uint32_t seq, uint32_t first, uint32_t n)
 {
-    kv_cache           *c    = s->cache;
-    kv_cache_seq       *q    = &c->seq[seq];
-    const kv_cache_prov p    = kv_cache_prov_of(c, made_of_blocks(q, first, n), q->variant);
-    const kv_disk_name  name = { .kind        = n == 1 ? KV_DISK_BLOCK : KV_DISK_SEGMENT,
-                                 .parent      = *parent_of(q, first),
-                                 .first_token = (uint64_t)first * KV_BLOCK_TOKENS,
-                                 .token       = q->token + (size_t)first * KV_BLOCK_TOKENS,
-                                 .n_token     = n * KV_BLOCK_TOKENS,
-                                 .provenance  = { p.byte, p.bytes },
-                                 .salt        = { q->salt, q->n_salt } };
-    kv_cache_unit      *u    = &c->unit[c->n_unit];
-    kvd_err             err  = { 0 };
+    kv_cache      *c   = s->cache;
+    kv_cache_unit *u   = &c->unit[c->n_unit];
+    kvd_err        err = { 0 };
+    cache_name     n_u;
 
     *u = (kv_cache_unit){ .first = first, .n = n };
-    if (kv_disk_put_begin(c->disk, &name, &u->put, &err) != KVD_OK)
+    name_unit(s, seq, n == 1 ? KV_DISK_BLOCK : KV_DISK_SEGMENT, first, n * KV_BLOCK_TOKENS,
+              made_of_blocks(&c->seq[seq], first, n), &n_u);
+    if (kv_disk_put_begin(c->disk, &n_u.name, &u->put, &err) != KVD_OK)
         kv_cache_tell(c, &err);
     else if (u->put != KV_DISK_NONE)
         c->n_unit++;
@@ -427,71 +449,92 @@ static uint8_t *raw_row(const kv_store *s, uint8_t *lane, uint32_t t, bool v)
     return lane + t / ct * s->layout.record_bytes + (t % ct + (v ? ct : 0)) * row;
 }
 
-void kv_cache_copy_rows(const kv_store *s, uint8_t *raw, uint32_t b, uint32_t n_tail,
+void kv_cache_copy_rows(const kv_store *s, uint8_t *raw, uint32_t first, uint32_t n,
                         uint8_t *packed, bool out)
 {
-    const uint64_t row   = tail_token_bytes(s) / 2;
-    const uint32_t first = b * KV_BLOCK_TOKENS;
-    const uint32_t n     = (uint32_t)kvd_min_u64(KV_BLOCK_TOKENS, n_tail - first);
+    const uint64_t row = tail_token_bytes(s) / 2;
 
-    packed += 2 * first * row;
-    for (uint32_t i = 0; i < 2 * n; i++, packed += row) {
+    kvd_assert(first + n <= KV_BLOCK_TOKENS);
+    for (uint32_t i = 2 * first; i < 2 * (first + n); i++, packed += row) {
         uint8_t *at = raw_row(s, raw, i / 2, i % 2);
 
         memcpy(out ? packed : at, out ? at : packed, (size_t)row);
     }
 }
 
-void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first, uint32_t n,
-                        uint8_t *packed, bool out)
+uint8_t *kv_cache_raw_lane(const kv_store *s, uint32_t seq, uint32_t b, uint32_t lane)
 {
     const uint32_t layer = lane / s->params.n_kv_head, head = lane % s->params.n_kv_head;
-    const uint32_t b0 = first / KV_BLOCK_TOKENS;
 
-    kvd_assert(first % KV_BLOCK_TOKENS == 0);
-    for (uint32_t b = 0; b * KV_BLOCK_TOKENS < n; b++)
-        kv_cache_copy_rows(s,
-                           (uint8_t *)s->pool.ptr +
-                               kv_record_in_block(s, s->seq[seq].block[b0 + b], layer, head, 0),
-                           b, n, packed, out);
+    return (uint8_t *)s->pool.ptr + kv_record_in_block(s, s->seq[seq].block[b], layer, head, 0);
 }
 
-static kvd_status begin_tail(kv_store *s, uint32_t seq, uint32_t first, uint32_t n, kvd_err *err)
+kvd_status kv_cache_put_tail_lane(kv_store *s, const kv_ferry_unit *u, uint32_t lane, uint8_t *raw,
+                                  kvd_err *err)
 {
-    kv_cache           *c    = s->cache;
-    const uint32_t      b0   = first / KV_BLOCK_TOKENS;
-    const kv_cache_seq *q    = &c->seq[seq];
-    const uint8_t       made = made_of_blocks(q, b0, s->seq[seq].n_block - b0);
-    const kv_cache_prov p    = kv_cache_prov_of(c, made, q->variant);
-    const kv_disk_name  name = { .kind        = KV_DISK_TAIL,
-                                 .parent      = *parent_of(q, b0),
-                                 .first_token = first,
-                                 .token       = q->token + first,
-                                 .n_token     = n,
-                                 .provenance  = { p.byte, p.bytes },
-                                 .salt        = { q->salt, q->n_salt } };
+    kv_cache *c = s->cache;
 
-    return kv_disk_put_begin(c->disk, &name, &c->tail, err);
+    if (!u->open)
+        kv_cache_copy_rows(s, raw, u->at, u->n_tail, c->gather, true);
+    return kv_disk_put_lane(c->disk, u->put, lane, u->open ? raw : c->gather, NULL, err);
 }
 
-static kvd_status put_tail(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t first, uint32_t n,
-                           kvd_err *err)
+static kvd_status put_tail(kv_store *s, kvd_stream *st, const kv_ferry_unit *u, kvd_err *err)
 {
-    kv_cache           *c   = s->cache;
-    const uint32_t      n_h = s->params.n_kv_head;
-    const kv_ferry_unit u   = { .put    = c->tail,
-                                .seq    = seq,
-                                .first  = first / KV_BLOCK_TOKENS,
-                                .n      = kv_blocks_for(n),
-                                .n_tail = n };
+    kv_cache      *c   = s->cache;
+    const uint32_t n_h = s->params.n_kv_head;
 
     for (uint32_t il = 0; c->ferry && il < s->params.n_layer && c->tail != KV_DISK_NONE; il++)
-        KVD_TRY(kv_ferry_bring(s, st, &u, il, NULL, err));
-    for (uint32_t l = 0; !c->ferry && l < s->params.n_layer * n_h; l++) {
-        kv_cache_copy_tail(s, seq, l, first, n, c->gather, true);
-        KVD_TRY(kv_disk_put_lane(c->disk, c->tail, l, c->gather, NULL, err));
-    }
+        KVD_TRY(kv_ferry_bring(s, st, u, il, NULL, err));
+    for (uint32_t l = 0; !c->ferry && l < s->params.n_layer * n_h; l++)
+        KVD_TRY(kv_cache_put_tail_lane(s, u, l, kv_cache_raw_lane(s, u->seq, u->first, l), err));
     return c->tail == KV_DISK_NONE ? KVD_OK : commit(s, c->tail, err);
+}
+
+/* Begins the unit, puts and commits it, if it is not known. */
+static kvd_status store_unit(kv_store *s, kvd_stream *st, const kv_disk_name *name,
+                             kv_ferry_unit *u, kvd_err *err)
+{
+    kv_cache  *c = s->cache;
+    kvd_status rc;
+
+    c->tail = KV_DISK_NONE;
+    rc      = kv_disk_put_begin(c->disk, name, &c->tail, err);
+    u->put  = c->tail;
+    if (rc == KVD_OK && c->tail != KV_DISK_NONE)
+        rc = put_tail(s, st, u, err);
+    if (rc != KVD_OK && c->tail != KV_DISK_NONE)
+        drop(s, c->tail);
+    c->tail = KV_DISK_NONE;
+    return rc;
+}
+
+/* The first n tokens of block b: those that end with a page as an open block, the others as a tail
+ * behind it. */
+static kvd_status store_block(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t b, uint32_t n,
+                              kvd_err *err)
+{
+    kv_cache      *c      = s->cache;
+    kv_cache_seq  *q      = &c->seq[seq];
+    const uint32_t step   = kv_disk_open_tokens(c->disk);
+    const uint32_t n_open = n == KV_BLOCK_TOKENS || step == 0 ? (step ? n : 0) : n - n % step;
+    kv_ferry_unit  u      = { .seq = seq, .first = b, .n = 1, .n_tail = n_open, .open = true };
+    cache_name     open, rest;
+
+    name_unit(s, seq, KV_DISK_OPEN, b, n_open, q->made[b], &open);
+    if (n_open > 0)
+        KVD_TRY(store_unit(s, st, &open.name, &u, err));
+    if (n == KV_BLOCK_TOKENS)
+        return kv_cache_name_block(s, seq, b, err); /* the parent of what follows */
+    if (n == n_open)
+        return KVD_OK;
+    u = (kv_ferry_unit){ .seq = seq, .first = b, .n = 1, .n_tail = n - n_open, .at = n_open };
+    name_unit(s, seq, KV_DISK_TAIL, b, n - n_open, q->made[b], &rest);
+    rest.name.token += n_open;
+    rest.name.first_token += n_open;
+    if (n_open > 0)
+        KVD_TRY(kv_disk_key_of(c->disk, &open.name, &rest.name.parent, err));
+    return store_unit(s, st, &rest.name, &u, err);
 }
 
 void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq)
@@ -501,22 +544,17 @@ void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq)
     const uint32_t first = q->n_sealed, n = q->len - q->n_sealed;
     const uint64_t t0  = kvd_trace_now(s->params.trace);
     kvd_err        err = { 0 };
-    kvd_status     rc;
+    kvd_status     rc  = KVD_OK;
 
     if (!c || n == 0 || n >= 2 * KV_BLOCK_TOKENS)
         return;
-    c->tail = KV_DISK_NONE;
-    rc      = begin_tail(s, seq, first, n, &err);
-    if (rc == KVD_OK && c->tail != KV_DISK_NONE)
-        rc = put_tail(s, st, seq, first, n, &err);
+    for (uint32_t at = 0; at < n && rc == KVD_OK; at += KV_BLOCK_TOKENS)
+        rc = store_block(s, st, seq, (first + at) / KV_BLOCK_TOKENS,
+                         (uint32_t)kvd_min_u64(n - at, KV_BLOCK_TOKENS), &err);
     kvd_trace_add(s->params.trace, KVD_TRACE_TAIL, t0, kvd_trace_now(s->params.trace),
                   KVD_TRACE_NOWHERE, n);
-    if (rc != KVD_OK) {
+    if (rc != KVD_OK)
         kv_cache_tell(c, &err);
-        if (c->tail != KV_DISK_NONE)
-            drop(s, c->tail);
-    }
-    c->tail = KV_DISK_NONE;
 }
 
 /* What is accepted, the best first; kv_cache_accepted[] says what it is made of. */

@@ -108,22 +108,27 @@ kvd_status kv_cache_name_block(kv_store *s, uint32_t seq, uint32_t b, kvd_err *e
 kvd_status kv_cache_find(kv_store *s, uint32_t seq, uint32_t n_token, bool unsynced,
                          kv_disk_match *out, kvd_err *err);
 
-/* Between a lane's raw tokens [first, first + n) and rows packed as K, V, K, V ... */
-void kv_cache_copy_tail(kv_store *s, uint32_t seq, uint32_t lane, uint32_t first, uint32_t n,
+/* Between tokens [first, first + n) of a raw block's lane, which begins at raw, and rows packed as
+ * K, V, K, V ... */
+void kv_cache_copy_rows(const kv_store *s, uint8_t *raw, uint32_t first, uint32_t n,
                         uint8_t *packed, bool out);
-/* The same for one lane of block number b of a tail of n_tail tokens that begins with a block; raw:
- * where that lane lies, packed: all rows of the lane's tail. */
-void kv_cache_copy_rows(const kv_store *s, uint8_t *raw, uint32_t b, uint32_t n_tail,
-                        uint8_t *packed, bool out);
-void kv_cache_tell(kv_cache *c, const kvd_err *err); /* once per reason */
-void kv_cache_lost(kv_store *s, kv_disk_put put);    /* a unit under way cannot be completed */
+/* Where a lane of raw block b begins; the device's memory is the host's. */
+uint8_t *kv_cache_raw_lane(const kv_store *s, uint32_t seq, uint32_t b, uint32_t lane);
+void     kv_cache_tell(kv_cache *c, const kvd_err *err); /* once per reason */
+void     kv_cache_lost(kv_store *s, kv_disk_put put);    /* a unit under way cannot be completed */
 
 /* ---- kv_ferry.c: places between a device with memory of its own and the block store ---- */
 
-typedef struct kv_ferry_unit { /* blocks [first, first + n) of a sequence, or a tail in them */
+typedef struct kv_ferry_unit { /* blocks [first, first + n) of a sequence, or a tail in one */
     kv_disk_put put;
-    uint32_t    seq, first, n, n_tail;
+    uint32_t    seq, first, n;
+    uint32_t    at, n_tail; /* of a tail: its first token in the block, and how many */
+    bool        open;       /* it is an open block */
 } kv_ferry_unit;
+
+/* One lane of a tail or an open block; raw: where the block's lane begins. */
+kvd_status kv_cache_put_tail_lane(kv_store *s, const kv_ferry_unit *u, uint32_t lane, uint8_t *raw,
+                                  kvd_err *err);
 
 uint64_t   kv_ferry_bytes(const kv_params *p); /* pinned memory */
 kvd_status kv_ferry_open(kv_store *s, kvd_err *err);
@@ -144,9 +149,21 @@ uint64_t kv_ferry_at(const kv_store *s, uint32_t slot, bool aux);
 
 /* ---- kv_restore.c, kv_restore_up.c ------------------------------------------------------ */
 
-/* The span that holds block b, and the block's number in its unit; the span of the tail. */
+/* The span that holds block b, and the block's number in its unit. */
 const kv_disk_span *kv_restore_span(const kv_restore *r, uint32_t b, uint32_t *in_unit);
-const kv_disk_span *kv_restore_tail(const kv_restore *r);
+
+typedef struct kv_tail_part { /* tokens of the tail in one raw block: a span, or a part of one */
+    const kv_disk_span *span;
+    uint32_t            block; /* behind the whole blocks of the match */
+    uint32_t            at, n; /* tokens in the block */
+    uint32_t            first; /* token of the span */
+} kv_tail_part;
+
+/* The part after this one; *p zeroed: the first.  false: there is none. */
+bool kv_restore_part(const kv_restore *r, kv_tail_part *p);
+/* Reads a part of a lane to where the block's lane begins. */
+kvd_status kv_restore_read_part(kv_restore *r, const kv_tail_part *p, uint32_t lane, uint8_t *raw,
+                                kvd_err *err);
 /* Reads now, and looks whether that is as fast as evaluating: KVD_E_BUSY, r->slow set, if not. */
 kvd_status kv_restore_read(kv_restore *r, const kv_disk_read *read, uint32_t n, kvd_err *err);
 /* A layer, where the device has memory of its own. */

@@ -358,6 +358,18 @@ void kv_disk_stats_get(const kv_disk *d, kv_disk_stats *out)
     out->n_file = d->space.n_file;
 }
 
+uint32_t kv_disk_open_tokens(const kv_disk *d)
+{
+    return kv_disk_open_step(&d->p.geometry);
+}
+
+const char *kv_disk_kind_name(kv_disk_kind kind)
+{
+    static const char *const name[KV_DISK_KINDS] = { "block", "segment", "tail", "open" };
+
+    return (uint32_t)kind < KV_DISK_KINDS ? name[kind] : "?";
+}
+
 const char *kv_disk_pause_name(kv_disk_pause p)
 {
     static const char *const name[] = {

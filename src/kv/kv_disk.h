@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kv_disk.h - the persistent block store of one directory.  Private to kv/.
  *
- * A *unit* is written once and then only read or removed:
+ * A *unit* is written once and then only read or removed, but for open blocks, which get pages:
  *   block    block_tokens (256) tokens of every lane, records in token order;
  *   segment  16 blocks of every lane, likewise; the format has room for another order, which is
  *            read, but none is written: it brought nothing (docs/claims.md);
- *   tail     the last tokens of a sequence that are no records yet, raw, of every lane.
+ *   tail     the last tokens of a sequence that are no records yet, raw, of every lane;
+ *   open     the leading records of a block that is not complete yet, raw, of every lane.  It grows
+ *            in place, and becomes the block where blocks have raw records.
  * Units are found by the tokens they stand for: the key of a block is a SHA-256 chain over its
  * parent's key, the model (fingerprint and geometry), the salt, the provenance and its token ids.
  * A segment has the keys of its 16 blocks, so that a prefix that ends inside it is found too.
@@ -32,8 +34,9 @@
 #define KV_DISK_KEY_BYTES      32u
 #define KV_DISK_SEGMENT_BLOCKS 16u
 #define KV_DISK_PAGE_BYTES     OS_PAGE_BYTES
-#define KV_DISK_PROV_BYTES     64u  /* most bytes of a provenance */
-#define KV_DISK_PROV_MAX       8u   /* most provenances of one search */
+#define KV_DISK_PROV_BYTES     64u /* most bytes of a provenance */
+#define KV_DISK_PROV_MAX       8u  /* most provenances of one search */
+#define KV_DISK_TAKES_MAX      2u
 #define KV_DISK_PUT_MAX        128u /* units being written at once */
 #define KV_DISK_TICKET_MAX     16u  /* batches of reads in flight */
 
@@ -72,10 +75,11 @@ typedef struct kv_disk_params {
     uint32_t max_pieces;        /* contiguous ranges of one batch of reads; 0: 16,384 */
     /* Tickets beyond KV_DISK_TICKET_MAX, for batches that are not urgent and have no more ranges */
     uint32_t         late_tickets, late_pieces;
-    uint64_t         timeout_ns; /* of a batch of reads, and of a wait for writes; 0: 10 s */
-    uint64_t         pause_ns;   /* of the stores after an error; 0: 30 s */
-    os_io_params     io;         /* kind, depth, n_thread, sim; the buffer is the store's */
-    bool             unchecked;  /* tests only: believe every page */
+    uint64_t         timeout_ns;  /* of a batch of reads, and of a wait for writes; 0: 10 s */
+    uint64_t         pause_ns;    /* of the stores after an error; 0: 30 s */
+    os_io_params     io;          /* kind, depth, n_thread, sim; the buffer is the store's */
+    bool             unchecked;   /* tests only: believe every page */
+    bool             raw_records; /* records are raw tokens, chunk by chunk: open blocks' too */
     kv_disk_point_fn point;
     void            *point_ctx;
 } kv_disk_params;
@@ -102,19 +106,35 @@ typedef struct kv_disk_bytes {
     uint32_t    bytes;
 } kv_disk_bytes;
 
-typedef enum kv_disk_kind { KV_DISK_BLOCK, KV_DISK_SEGMENT, KV_DISK_TAIL } kv_disk_kind;
+/* The numbers are part of the format. */
+typedef enum kv_disk_kind {
+    KV_DISK_BLOCK,
+    KV_DISK_SEGMENT,
+    KV_DISK_TAIL,
+    KV_DISK_OPEN,
+    KV_DISK_KINDS
+} kv_disk_kind;
+
+const char *kv_disk_kind_name(kv_disk_kind kind);
 
 /* What a unit stands for. */
 typedef struct kv_disk_name {
     kv_disk_kind   kind;
-    kv_disk_key    parent;      /* key of the block before it */
+    kv_disk_key    parent;      /* key of the block before it; of a tail: or of an open block */
     uint64_t       first_token; /* its position in the sequence */
     const int32_t *token;       /* [n_token] */
-    uint32_t       n_token;     /* a block's, a segment's, or a tail's: 1 to 2 * block_tokens - 1 */
-    kv_disk_bytes  provenance;  /* how its K and V came about; at most KV_DISK_PROV_BYTES */
-    kv_disk_bytes  salt;        /* whose it is; 0 bytes: everybody's.  Kept only as a keyed hash */
+    uint32_t       n_token; /* a block's, a segment's; a tail's: 1 to 2 * block_tokens - 1; an open
+                               block's: a multiple of kv_disk_open_tokens(), or a block's */
+    kv_disk_bytes provenance; /* how its K and V came about; at most KV_DISK_PROV_BYTES */
+    /* [n_takes], at most KV_DISK_TAKES_MAX: provenances of open blocks and tails that this unit may
+     * grow from or replace.  They get the provenance above. */
+    const kv_disk_bytes *takes;
+    uint32_t             n_takes;
+    kv_disk_bytes        salt; /* whose it is; 0 bytes: everybody's.  Kept only as a keyed hash */
 } kv_disk_name;
 
+/* Tokens by which an open block grows: its records then end with a page.  0: there are none. */
+uint32_t kv_disk_open_tokens(const kv_disk *d);
 /* The key of the unit's last block: the parent of what follows it. */
 kvd_status kv_disk_key_of(kv_disk *d, const kv_disk_name *name, kv_disk_key *out, kvd_err *err);
 
@@ -128,7 +148,8 @@ typedef uint32_t kv_disk_put; /* a unit being written: index and generation */
  * message says which, and serving goes on. */
 kvd_status kv_disk_put_begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *out, kvd_err *err);
 /* All of one lane, once: its records in token order, copied before return.  aux: [blocks of the
- * unit][aux_bytes].  Of a tail: n_token * tail_token_bytes raw bytes, no aux.  Waits for writes in
+ * unit][aux_bytes].  Of a tail: n_token * tail_token_bytes raw bytes, no aux.  Of an open block:
+ * raw records, no aux; what the disk has of them already is not written again.  Waits for writes in
  * flight when the stage is full.  After a failure only abort is left. */
 kvd_status kv_disk_put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const void *records,
                             const void *aux, kvd_err *err);
@@ -163,7 +184,7 @@ typedef struct kv_disk_query {
 
 typedef struct kv_disk_span { /* consecutive blocks of one unit, or tokens of a tail */
     kv_disk_unit unit;
-    kv_disk_kind kind;
+    kv_disk_kind kind;        /* KV_DISK_OPEN, too, where a block serves with some of its tokens */
     uint32_t     provenance;  /* index in the query */
     uint32_t     first_block; /* in the unit */
     uint32_t     n_block;
@@ -173,9 +194,11 @@ typedef struct kv_disk_span { /* consecutive blocks of one unit, or tokens of a 
 typedef struct kv_disk_match {
     kv_disk_span *span; /* [n_span] in the order of the tokens, from position 0 */
     uint32_t      n_span;
-    uint64_t      n_token;      /* in whole blocks */
-    uint32_t      n_tail_token; /* behind them, in the tail, which is the last span then */
-    kv_disk_key   key;          /* of the last block: the parent of what follows */
+    uint64_t      n_token; /* in whole blocks */
+    uint32_t n_tail_token; /* after them, in the last n_tail_span spans: open blocks and a tail,
+                              fewer than 2 * block_tokens */
+    uint32_t    n_tail_span;
+    kv_disk_key key; /* of the last block: the parent of what follows */
 } kv_disk_match;
 
 /* The longest known prefix of the tokens.  Nothing known is KVD_OK with n_span 0. */
@@ -194,7 +217,8 @@ bool       kv_disk_unit_bad(const kv_disk *d, kv_disk_unit u); /* quarantined: r
 /* ---- reading ---------------------------------------------------------------------- */
 
 typedef enum kv_disk_what {
-    KV_DISK_RECORDS, /* first, n: chunks of the unit; of a tail: tokens */
+    KV_DISK_RECORDS, /* first, n: chunks of the unit; of a tail: tokens; of an open block: chunks,
+                        raw, the last of which may have more tokens than the span */
     KV_DISK_AUX      /* first, n: blocks of the unit */
 } kv_disk_what;
 
@@ -234,15 +258,17 @@ typedef enum kv_disk_pause {
 
 typedef struct kv_disk_stats {
     /* what there is */
-    uint64_t n_unit, n_block, n_segment, n_tail, n_bad; /* bad: in quarantine */
+    uint64_t n_unit, n_block, n_segment, n_bad; /* bad: in quarantine */
+    uint64_t n_tail;                            /* tails and open blocks */
     uint64_t n_file;
     uint64_t unit_bytes, salted_bytes;
     uint64_t day_bytes; /* written today */
     /* since open */
     uint64_t n_find, n_find_hit, found_tokens;
     uint64_t n_put, n_put_dup, n_put_done, n_put_refused, n_put_failed, n_put_aborted;
-    uint64_t record_bytes_put, aux_bytes_put, tail_bytes_put; /* published, as the caller counts */
-    uint64_t written_bytes;                                   /* to data files, with padding */
+    uint64_t record_bytes_put, aux_bytes_put; /* published, as the caller counts */
+    uint64_t tail_bytes_put;                  /* likewise; of open blocks what is new */
+    uint64_t written_bytes;                   /* to data files, with padding */
     uint64_t n_evicted, n_quarantined, n_pause;
     uint64_t n_read, read_bytes, useful_bytes; /* reads issued; useful: what callers asked for */
     uint64_t n_read_failed, n_timeout;

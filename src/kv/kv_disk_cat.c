@@ -22,8 +22,11 @@ typedef enum cat_stmt {
     CAT_NAMES,
     CAT_UNIT,
     CAT_TAILS,
+    CAT_OPENS,
     CAT_PUBLISH,
+    CAT_GROW,
     CAT_TOKENS,
+    CAT_GROW_TOKENS,
     CAT_NAME,
     CAT_REMOVE,
     CAT_REMOVE_TOKENS,
@@ -43,6 +46,8 @@ struct disk_cat {
     bool          full; /* the last failure: the filesystem has no room */
 };
 
+#define INDEX_OPEN "CREATE INDEX unit_open ON unit(parent, used) WHERE seed <> 0 AND bad = 0;"
+
 static const char schema_[] =
     "CREATE TABLE meta(name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;"
     "CREATE TABLE model(id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, n_lane INTEGER,"
@@ -52,7 +57,7 @@ static const char schema_[] =
     " model INTEGER NOT NULL, kind INTEGER NOT NULL, bad INTEGER NOT NULL, first_token INTEGER,"
     " n_token INTEGER, ordered INTEGER, file INTEGER, off INTEGER, bytes INTEGER, salt BLOB,"
     " provenance BLOB, sums_hash INTEGER, row_hash INTEGER, used INTEGER,"
-    " created INTEGER);"
+    " created INTEGER, seed INTEGER NOT NULL DEFAULT 0);"
     "CREATE TABLE token(unit INTEGER PRIMARY KEY, data BLOB);"
     "CREATE INDEX unit_place ON unit(file, off);"
     "CREATE INDEX unit_age ON unit(bad DESC, used, first_token DESC);"
@@ -60,14 +65,18 @@ static const char schema_[] =
     "CREATE INDEX unit_tail ON unit(parent, used) WHERE kind = 2 AND bad = 0;"
     "CREATE TABLE name(key BLOB NOT NULL, unit INTEGER NOT NULL, block INTEGER NOT NULL,"
     " PRIMARY KEY(key, unit)) WITHOUT ROWID;"
-    "CREATE INDEX name_unit ON name(unit);";
+    "CREATE INDEX name_unit ON name(unit);" INDEX_OPEN;
+
+/* What format 1 does not have. */
+static const char upgrade_[] =
+    "ALTER TABLE unit ADD COLUMN seed INTEGER NOT NULL DEFAULT 0;" INDEX_OPEN;
 
 /* The columns of row_parse(), in its order. */
 #define ROW_COLUMNS                                                                             \
     "SELECT u.id, u.key, u.parent, m.name, u.kind, u.bad, u.first_token, u.n_token, u.ordered," \
     " u.file, u.off, u.bytes, u.salt, u.provenance, t.data, u.sums_hash, u.row_hash, u.used,"   \
     " u.created, m.n_lane, m.block_tokens, m.chunk_tokens, m.record_bytes, m.aux_bytes,"        \
-    " m.tail_token_bytes FROM unit u LEFT JOIN model m ON m.id = u.model"                       \
+    " m.tail_token_bytes, u.seed FROM unit u LEFT JOIN model m ON m.id = u.model"               \
     " LEFT JOIN token t ON t.unit = u.id"
 
 static const char *const sql_[CAT_N] = {
@@ -82,10 +91,16 @@ static const char *const sql_[CAT_N] = {
     [CAT_TAILS] =
         "SELECT id FROM unit WHERE kind = 2 AND bad = 0 AND parent = ?1 ORDER BY used DESC"
         " LIMIT ?2",
+    [CAT_OPENS] =
+        "SELECT id FROM unit WHERE seed <> 0 AND bad = 0 AND parent = ?1 ORDER BY used DESC"
+        " LIMIT ?2",
+    [CAT_GROW]        = "UPDATE unit SET key = ?1, kind = ?4, n_token = ?6, provenance = ?12,"
+                        " sums_hash = ?13, row_hash = ?14, used = ?15 WHERE id = ?18",
+    [CAT_GROW_TOKENS] = "UPDATE token SET data = ?2 WHERE unit = ?1",
     [CAT_PUBLISH] =
         "INSERT INTO unit(key, parent, model, kind, bad, first_token, n_token, ordered,"
-        " file, off, bytes, salt, provenance, sums_hash, row_hash, used, created)"
-        " VALUES(?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
+        " file, off, bytes, salt, provenance, sums_hash, row_hash, used, created, seed)"
+        " VALUES(?1, ?2, ?3, ?4, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
     [CAT_TOKENS]        = "INSERT INTO token(unit, data) VALUES(?1, ?2)",
     [CAT_NAME]          = "INSERT INTO name(key, unit, block) VALUES(?1, ?2, ?3)",
     [CAT_REMOVE]        = "DELETE FROM unit WHERE id = ?1",
@@ -225,13 +240,15 @@ static bool cat_next(kv_disk *d, sqlite3_stmt *s)
 
 /* ---- rows ------------------------------------------------------------------------- */
 
-/* Everything that decides what the unit's bytes mean. */
+/* Everything that decides what the unit's bytes mean.  Without a seed of its own as in format 1. */
 static uint64_t row_hash(const disk_row *r)
 {
-    const uint64_t field[] = { (uint64_t)r->kind, r->first_token, r->n_token,
-                               r->ordered,        r->file,        r->off,
-                               r->bytes,          r->sums_hash,   r->provenance.bytes };
-    XXH64_hash_t   h       = XXH3_64bits_withSeed(field, sizeof(field), DISK_FORMAT);
+    const uint64_t field[] = {
+        (uint64_t)r->kind, r->first_token, r->n_token,          r->ordered, r->file, r->off,
+        r->bytes,          r->sums_hash,   r->provenance.bytes, r->seed
+    };
+    const size_t bytes = sizeof(field) - (r->seed ? 0 : sizeof(field[0]));
+    XXH64_hash_t h = XXH3_64bits_withSeed(field, bytes, r->seed ? DISK_FORMAT : DISK_FORMAT_FIRST);
 
     h = XXH3_64bits_withSeed(r->key.byte, KV_DISK_KEY_BYTES, h);
     h = XXH3_64bits_withSeed(r->parent.byte, KV_DISK_KEY_BYTES, h);
@@ -299,11 +316,12 @@ static bool row_parse(sqlite3_stmt *s, disk_row *r)
     r->used             = column_u64(s, 17);
     r->created          = sqlite3_column_int64(s, 18);
     row_geometry(s, 19, &r->geometry);
+    r->seed         = column_u64(s, 25);
     r->salted       = sqlite3_column_bytes(s, 12) > 0;
     r->counted_kind = sqlite3_column_int(s, 4);
     if (r->salted)
         keys = column_key(s, 12, &r->salt_id) && keys;
-    if (kind > KV_DISK_TAIL)
+    if (kind >= KV_DISK_KINDS || (kind == KV_DISK_OPEN && r->seed == 0))
         return false;
     r->kind = (kv_disk_kind)kind;
     return keys && r->id > 0 && r->provenance.bytes <= KV_DISK_PROV_BYTES &&
@@ -375,9 +393,10 @@ int64_t kv_disk_cat_unit(kv_disk *d, const kv_disk_key *key, kv_disk_kind kind)
     return id;
 }
 
-uint32_t kv_disk_cat_tails(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max)
+static uint32_t cat_behind(kv_disk *d, cat_stmt which, const kv_disk_key *parent, int64_t *id,
+                           uint32_t max)
 {
-    sqlite3_stmt *s = cat_use(d, CAT_TAILS);
+    sqlite3_stmt *s = cat_use(d, which);
     uint32_t      n = 0;
 
     if (s) {
@@ -389,6 +408,16 @@ uint32_t kv_disk_cat_tails(kv_disk *d, const kv_disk_key *parent, int64_t *id, u
     if (s)
         sqlite3_reset(s);
     return n;
+}
+
+uint32_t kv_disk_cat_tails(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max)
+{
+    return cat_behind(d, CAT_TAILS, parent, id, max);
+}
+
+uint32_t kv_disk_cat_opens(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max)
+{
+    return cat_behind(d, CAT_OPENS, parent, id, max);
 }
 
 /* ---- changes ---------------------------------------------------------------------- */
@@ -430,9 +459,10 @@ static bool meta_get(kv_disk *d, const char *name, void *p, uint64_t bytes)
     return ok;
 }
 
-static sqlite3_stmt *bind_row(kv_disk *d, const disk_row *r)
+/* Of a new row, or of one that has grown: the latter's statement leaves out what stays. */
+static sqlite3_stmt *bind_row(kv_disk *d, const disk_row *r, bool grown)
 {
-    sqlite3_stmt *s = cat_use(d, CAT_PUBLISH);
+    sqlite3_stmt *s = cat_use(d, grown ? CAT_GROW : CAT_PUBLISH);
 
     if (!s)
         return NULL;
@@ -452,13 +482,16 @@ static sqlite3_stmt *bind_row(kv_disk *d, const disk_row *r)
     sqlite3_bind_int64(s, 14, (int64_t)row_hash(r));
     sqlite3_bind_int64(s, 15, (int64_t)r->used);
     sqlite3_bind_int64(s, 16, r->created);
+    sqlite3_bind_int64(s, 17, (int64_t)r->seed);
+    if (grown)
+        sqlite3_bind_int64(s, 18, r->id);
     return s;
 }
 
 /* Apart from the row, which is written again each time the unit is used. */
-static bool insert_tokens(kv_disk *d, const disk_row *r, kvd_status *st, kvd_err *err)
+static bool insert_tokens(kv_disk *d, const disk_row *r, bool grown, kvd_status *st, kvd_err *err)
 {
-    sqlite3_stmt *s = cat_use(d, CAT_TOKENS);
+    sqlite3_stmt *s = cat_use(d, grown ? CAT_GROW_TOKENS : CAT_TOKENS);
 
     if (s) {
         sqlite3_bind_int64(s, 1, r->id);
@@ -488,13 +521,16 @@ kvd_status kv_disk_cat_publish(kv_disk *d, disk_row *r, const kv_disk_key *name,
                                kvd_err *err)
 {
     const uint64_t day[2] = { (uint64_t)d->day, d->stats.day_bytes };
+    const bool     grown  = r->id > 0;
     kvd_status     st;
 
     if (!cat_begin(d, err, &st))
         return st;
-    if (cat_run(d, bind_row(d, r), &st, err)) {
-        r->id = sqlite3_last_insert_rowid(d->cat->db);
-        if (insert_tokens(d, r, &st, err) && insert_names(d, r->id, name, n_name, &st, err) &&
+    if (cat_run(d, bind_row(d, r, grown), &st, err)) {
+        if (!grown)
+            r->id = sqlite3_last_insert_rowid(d->cat->db);
+        if (insert_tokens(d, r, grown, &st, err) &&
+            insert_names(d, r->id, name, n_name, &st, err) &&
             meta_set(d, "day", day, sizeof(day), &st, err) && transaction(d, CAT_COMMIT, err, &st))
             return KVD_OK;
     }
@@ -620,8 +656,12 @@ static kvd_status cat_schema(kv_disk *d, kvd_err *err)
                         d->dir, (long long)version, DISK_FORMAT);
     if (version == DISK_FORMAT)
         return KVD_OK;
-    snprintf(sql, sizeof(sql), "BEGIN;%sPRAGMA user_version = %d;COMMIT;", schema_, DISK_FORMAT);
+    snprintf(sql, sizeof(sql), "BEGIN;%sPRAGMA user_version = %d;COMMIT;",
+             version == DISK_FORMAT_FIRST ? upgrade_ : schema_, DISK_FORMAT);
     rc = sqlite3_exec(db, sql, NULL, NULL, NULL);
+    if (rc == SQLITE_OK && version == DISK_FORMAT_FIRST)
+        kvd_log(KVD_LOG_INFO, "%s: a cache of format %d, made one of format %d: it keeps its units",
+                d->dir, DISK_FORMAT_FIRST, DISK_FORMAT);
     if (rc == SQLITE_ERROR) /* some other tables are there */
         rc = SQLITE_CORRUPT;
     return rc == SQLITE_OK ? KVD_OK : cat_fail(d, rc, err);
@@ -773,7 +813,7 @@ static void count_row(kv_disk *d, sqlite3_stmt *s)
     d->stats.n_unit++;
     d->stats.n_block += kind == KV_DISK_BLOCK;
     d->stats.n_segment += kind == KV_DISK_SEGMENT;
-    d->stats.n_tail += kind == KV_DISK_TAIL;
+    d->stats.n_tail += kind == KV_DISK_TAIL || kind == KV_DISK_OPEN;
     d->stats.n_bad += sqlite3_column_int(s, 6) != 0;
     d->stats.unit_bytes += bytes;
     d->stats.salted_bytes += sqlite3_column_bytes(s, 4) > 0 ? bytes : 0;

@@ -95,7 +95,7 @@ static void unit_from_row(disk_unit *u, const disk_row *r)
     u->kind      = r->kind;
     u->key       = r->key;
     u->parent    = r->parent;
-    u->seed      = kv_disk_key_seed(&r->key);
+    u->seed      = kv_disk_key_seed(r->seed, &r->key);
     u->sums_hash = r->sums_hash;
     u->layout    = r->layout;
     u->file      = r->file;
@@ -344,49 +344,169 @@ static void search_blocks(finder *f)
     }
 }
 
-/* Whether the tail's name is made of what is asked for: salt, a provenance, its tokens. */
-static bool tail_is(finder *f, const find_node *n, const disk_unit *u, uint32_t *provenance)
+/* ---- tails ------------------------------------------------------------------------ */
+
+#define WAY_SPANS 3u /* two open blocks, the first of them whole, and a tail */
+
+/* Tokens behind a block: open blocks and a tail, referenced. */
+typedef struct tail_way {
+    uint32_t   n; /* tokens */
+    uint32_t   n_span;
+    disk_unit *unit[WAY_SPANS];
+    uint32_t   n_token[WAY_SPANS], provenance[WAY_SPANS];
+} tail_way;
+
+static void way_drop(finder *f, tail_way *w)
 {
+    for (uint32_t i = 0; i < w->n_span; i++)
+        kv_disk_unit_release(f->d, w->unit[i]);
+    *w = (tail_way){ 0 };
+}
+
+/* The span, behind what there is; takes over the reference. */
+static void way_add(tail_way *w, disk_unit *u, uint32_t n_token, uint32_t provenance)
+{
+    kvd_assert(w->n_span < WAY_SPANS);
+    w->unit[w->n_span]       = u;
+    w->n_token[w->n_span]    = n_token;
+    w->provenance[w->n_span] = provenance;
+    w->n_span++;
+    w->n += n_token;
+}
+
+/* Whether the unit's name is made of what is asked for: key, salt, a provenance, its tokens. */
+static bool tail_is(finder *f, const kv_disk_key *behind, const disk_unit *u, uint32_t *provenance)
+{
+    const bool  tail = u->kind != KV_DISK_BLOCK;
     kv_disk_key key;
 
     for (*provenance = 0; *provenance < f->q->n_provenance; ++*provenance)
-        if (kv_disk_chain(f->d, &n->key, &f->salt_id, f->q->provenance[*provenance], true, u->token,
+        if (kv_disk_chain(f->d, behind, &f->salt_id, f->q->provenance[*provenance], tail, u->token,
                           u->n_token, &key) &&
             memcmp(&key, &u->key, sizeof(key)) == 0)
             return true;
     return false;
 }
 
-/* The longest tail behind a block: *unit (referenced) and how many tokens of it fit. */
-static uint32_t tail_behind(finder *f, const find_node *n, disk_unit **unit, uint32_t *provenance)
+/* Leading tokens of a unit that are those from `first` on, at most `most`. */
+static uint32_t common(const finder *f, const int32_t *token, uint32_t n, uint64_t first,
+                       uint32_t most)
 {
-    const uint64_t first = (uint64_t)n->depth * f->d->p.geometry.block_tokens;
-    const uint64_t left  = f->q->n_token - first;
-    int64_t        id[TAIL_MAX];
-    const uint32_t n_id = kv_disk_cat_tails(f->d, &n->key, id, TAIL_MAX);
-    uint32_t       best = 0;
+    uint32_t m = 0;
 
-    *unit       = NULL;
-    *provenance = 0;
+    while (m < n && m < most && token[m] == f->q->token[first + m])
+        m++;
+    return m;
+}
+
+/* The longest of the units behind a key that fits, referenced, and how many of its tokens do. */
+static disk_unit *longest(finder *f, cat_look look, const kv_disk_key *behind, uint64_t first,
+                          uint32_t most, uint32_t *n_fit, uint32_t *provenance)
+{
+    int64_t        id[TAIL_MAX];
+    const uint32_t n_id = look(f->d, behind, id, TAIL_MAX);
+    disk_unit     *best = NULL;
+
+    *n_fit = 0;
     for (uint32_t i = 0; i < n_id && f->status == KVD_OK; i++) {
-        disk_unit *u = acquire(f, id[i], false);
+        disk_unit *u;
+        disk_row   r;
         uint32_t   m = 0, p;
 
+        if (kv_disk_cat_row(f->d, id[i], &r))
+            m = common(f, r.token, r.n_token, first, most);
+        kv_disk_cat_row_done(f->d);
+        u = m > *n_fit ? acquire(f, id[i], false) : NULL;
         if (!u)
             continue;
-        while (m < u->n_token && m < left && u->token[m] == f->q->token[first + m])
-            m++;
-        if (m <= best || !tail_is(f, n, u, &p)) {
+        m = common(f, u->token, u->n_token, first, most);
+        if (m <= *n_fit || !tail_is(f, behind, u, &p)) {
             kv_disk_unit_release(f->d, u);
             continue;
         }
-        if (*unit)
-            kv_disk_unit_release(f->d, *unit);
-        *unit       = u;
+        if (best)
+            kv_disk_unit_release(f->d, best);
+        best        = u;
+        *n_fit      = m;
         *provenance = p;
-        best        = m;
     }
     return best;
+}
+
+/* The tail that goes on behind the last open block of a way, which then ends where the block's
+ * growth did, if it reaches further. */
+static void add_rest(finder *f, const kv_disk_key *behind, uint64_t first, uint32_t most,
+                     tail_way *w)
+{
+    const uint32_t last = w->n_span - 1, fits = w->n_token[last];
+    const uint32_t even = fits - fits % kv_disk_open_step(&f->d->p.geometry);
+    uint32_t       n, p;
+    kv_disk_key    key;
+    disk_unit     *u;
+
+    if (even == 0 ||
+        !kv_disk_chain(f->d, behind, &f->salt_id, f->q->provenance[w->provenance[last]], true,
+                       f->q->token + first, even, &key))
+        return;
+    u = longest(f, kv_disk_cat_tails, &key, first + even, most - even, &n, &p);
+    if (u && even + n > fits) {
+        w->n -= fits - even;
+        w->n_token[last] = even;
+        way_add(w, u, n, p);
+    } else if (u) {
+        kv_disk_unit_release(f->d, u);
+    }
+}
+
+/* Open blocks behind a key, one whole one at most before another, and a tail behind the last. */
+static void open_way(finder *f, const kv_disk_key *behind, uint64_t first, uint64_t left,
+                     tail_way *w)
+{
+    const uint32_t block = f->d->p.geometry.block_tokens;
+    kv_disk_key    at    = *behind;
+    uint32_t       n     = block, p, most;
+
+    while (n == block && w->n_span < WAY_SPANS - 1) {
+        disk_unit *u;
+
+        most = (uint32_t)kvd_min_u64(left, w->n_span ? block - 1 : block);
+        u    = longest(f, kv_disk_cat_opens, &at, first, most, &n, &p);
+        if (!u) {
+            u = w->n_span ? longest(f, kv_disk_cat_tails, &at, first, most, &n, &p) : NULL;
+            if (u)
+                way_add(w, u, n, p);
+            return;
+        }
+        way_add(w, u, n, p);
+        if (n < block) {
+            add_rest(f, &at, first, most, w);
+            return;
+        }
+        if (!kv_disk_chain(f->d, &at, &f->salt_id, f->q->provenance[p], false, f->q->token + first,
+                           block, &at))
+            return;
+        first += block;
+        left -= block;
+    }
+}
+
+/* The longest way behind a block. */
+static tail_way way_behind(finder *f, const find_node *n)
+{
+    const uint64_t first = (uint64_t)n->depth * f->d->p.geometry.block_tokens;
+    const uint64_t left  = f->q->n_token - first;
+    tail_way       open = { 0 }, tail = { 0 };
+    uint32_t       n_fit, p;
+    disk_unit     *u;
+
+    u = longest(f, kv_disk_cat_tails, &n->key, first, (uint32_t)kvd_min_u64(left, UINT32_MAX),
+                &n_fit, &p);
+    if (u)
+        way_add(&tail, u, n_fit, p);
+    if (f->status == KVD_OK)
+        open_way(f, &n->key, first, left, &open);
+    way_drop(f, open.n > tail.n ? &tail : &open);
+    return open.n > 0 ? open : tail;
 }
 
 /* Blocks from the root to a node, as spans. */
@@ -396,7 +516,7 @@ static kvd_status make_spans(finder *f, uint32_t last, kv_disk_match *out)
     const uint32_t depth = f->node[last].depth;
     uint32_t       first = depth + 1;
 
-    out->span = kvd_calloc((size_t)depth + 1, sizeof(*out->span)); /* and a tail */
+    out->span = kvd_calloc((size_t)depth + WAY_SPANS, sizeof(*out->span));
     if (!out->span)
         return kvd_fail(f->err, KVD_E_NOMEM, 0, "block store: no memory for a match");
     for (uint32_t i = last; f->node[i].unit; i = f->node[i].prev) { /* from the back */
@@ -422,47 +542,54 @@ static kvd_status make_spans(finder *f, uint32_t last, kv_disk_match *out)
     return KVD_OK;
 }
 
+static void add_way(finder *f, const tail_way *w, kv_disk_match *out)
+{
+    for (uint32_t i = 0; i < w->n_span; i++) {
+        const kv_disk_kind kind = w->unit[i]->kind == KV_DISK_TAIL ? KV_DISK_TAIL : KV_DISK_OPEN;
+
+        out->span[out->n_span++] = (kv_disk_span){
+            kv_disk_unit_handle(f->d, w->unit[i]), kind, w->provenance[i], 0, 0, w->n_token[i]
+        };
+    }
+    out->n_tail_token = w->n;
+    out->n_tail_span  = w->n_span;
+}
+
 /* The deepest node, or one a block above it with a tail that reaches further. */
 static kvd_status conclude(finder *f, kv_disk_match *out)
 {
     const uint32_t block   = f->d->p.geometry.block_tokens;
     const uint32_t deepest = f->node[f->n_node - 1].depth;
-    uint32_t       last = f->n_node - 1, tail_prov = 0, n_tail = 0;
+    uint32_t       last    = f->n_node - 1;
     uint64_t       covered = (uint64_t)deepest * block;
-    disk_unit     *tail    = NULL;
+    tail_way       best    = { 0 };
     kvd_status     st;
 
     while (last > 0 && f->node[last - 1].depth == deepest)
         last--;
-    for (uint32_t i = 0; i < f->n_node && f->status == KVD_OK; i++) {
-        disk_unit *u;
-        uint32_t   p, n;
+    /* the deepest first: of what reaches equally far, whole blocks are better */
+    for (uint32_t k = 0; k < 2 * f->n_node && f->status == KVD_OK; k++) {
+        const uint32_t i = k % f->n_node;
+        tail_way       w;
 
-        if (f->node[i].depth + 1 < deepest)
+        if (f->node[i].depth + k / f->n_node != deepest)
             continue;
-        n = tail_behind(f, &f->node[i], &u, &p);
-        if ((uint64_t)f->node[i].depth * block + n > covered) {
-            if (tail)
-                kv_disk_unit_release(f->d, tail);
-            covered   = (uint64_t)f->node[i].depth * block + n;
-            tail      = u;
-            tail_prov = p;
-            n_tail    = n;
-            last      = i;
-        } else if (u) {
-            kv_disk_unit_release(f->d, u);
+        w = way_behind(f, &f->node[i]);
+        if ((uint64_t)f->node[i].depth * block + w.n > covered) {
+            way_drop(f, &best);
+            covered = (uint64_t)f->node[i].depth * block + w.n;
+            best    = w;
+            last    = i;
+        } else {
+            way_drop(f, &w);
         }
     }
     st = f->status == KVD_OK ? make_spans(f, last, out) : f->status;
-    if (st != KVD_OK || !tail) {
-        if (tail)
-            kv_disk_unit_release(f->d, tail);
-        return st;
-    }
-    out->span[out->n_span++] =
-        (kv_disk_span){ kv_disk_unit_handle(f->d, tail), KV_DISK_TAIL, tail_prov, 0, 0, n_tail };
-    out->n_tail_token = n_tail;
-    return KVD_OK;
+    if (st == KVD_OK)
+        add_way(f, &best, out);
+    else
+        way_drop(f, &best);
+    return st;
 }
 
 static void count_find(kv_disk *d, const kv_disk_match *m)

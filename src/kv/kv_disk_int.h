@@ -19,10 +19,12 @@
 #define DISK_COMMIT_TIMEOUTS 12u /* of the time limit: a sync may have gigabytes before it */
 #define DISK_SLOT_BYTES      (256u * 1024u) /* one read or write at most */
 #define DISK_HELD_MAX        64u            /* reads that go to the queue in one call */
-#define DISK_FORMAT          1
+#define DISK_FORMAT          2
+#define DISK_FORMAT_FIRST    1 /* is read, and gets what is missing */
 #define DISK_PATH_BYTES      4096
 #define DISK_LANE_MAX        65536u
-#define DISK_RECORD_MAX      65536u /* records of one lane of a unit: places are 16 bits */
+#define DISK_OPEN_RECORD_MAX (1u << 24) /* bytes of a raw record */
+#define DISK_RECORD_MAX      65536u     /* records of one lane of a unit: places are 16 bits */
 #define DISK_TICKET_LOAD     KV_DISK_TICKET_MAX /* the store's own ticket */
 
 /* ---- layout (kv_disk_name.c) ------------------------------------------------------ */
@@ -35,11 +37,15 @@ typedef struct disk_layout {
     uint32_t aux_bytes;        /* of a block of a lane */
     bool     ordered;          /* an order of n_rec u16 follows the aux of each lane */
     uint64_t rec_slot, aux_slot;
+    uint64_t n_valid;          /* leading pages of a record slot that have been written */
+    bool     grows;            /* an open block: other pages, and aux, are not there yet */
     uint64_t sums_off, n_page; /* pages before the table; the table has 8 bytes for each */
     uint64_t bytes;
 } disk_layout;
 
 bool kv_disk_geometry_ok(const kv_disk_geometry *g);
+/* Tokens by which an open block grows; 0: it has no open blocks. */
+uint32_t kv_disk_open_step(const kv_disk_geometry *g);
 /* false: no such unit. */
 bool kv_disk_layout_of(const kv_disk_geometry *g, kv_disk_kind kind, uint32_t n_token, bool ordered,
                        disk_layout *out);
@@ -58,7 +64,9 @@ bool kv_disk_chain(kv_disk *d, const kv_disk_key *parent, const kv_disk_key *sal
                    kv_disk_key *out);
 bool kv_disk_key_is_zero(const kv_disk_key *k);
 
-uint64_t kv_disk_key_seed(const kv_disk_key *key);
+/* What the checksums of a unit's pages are seeded with: its own seed, or where it has none (0) its
+ * key's hash. */
+uint64_t kv_disk_key_seed(uint64_t own, const kv_disk_key *key);
 /* Of one page: page of the slot of a lane; the aux slots count as lanes n_lane, n_lane + 1, ... */
 uint64_t kv_disk_page_sum(uint64_t key_seed, uint32_t lane, uint32_t page, const void *p);
 uint64_t kv_disk_table_sum(uint64_t key_seed, const uint64_t *sum, uint64_t n);
@@ -75,6 +83,7 @@ typedef struct disk_row {
     bool             bad, ordered, salted;
     uint32_t         n_token, file;
     uint64_t         first_token, off, bytes, sums_hash, used;
+    uint64_t         seed; /* of the page checksums; 0: they are seeded with the key */
     int64_t          created;
     const int32_t   *token; /* borrowed: until the statement moves on */
     kv_disk_bytes    provenance;
@@ -119,7 +128,10 @@ uint32_t kv_disk_cat_names(kv_disk *d, const kv_disk_key *key, int64_t *id, uint
 int64_t  kv_disk_cat_unit(kv_disk *d, const kv_disk_key *key, kv_disk_kind kind); /* 0: none */
 /* Tails behind a block, the last used first. */
 uint32_t kv_disk_cat_tails(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max);
-/* name: [n_name] keys of its blocks.  day_bytes are stored with it. */
+typedef uint32_t (*cat_look)(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max);
+/* Open blocks behind a block, and blocks that were open once, the last used first. */
+uint32_t kv_disk_cat_opens(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max);
+/* name: [n_name] keys of its blocks.  r->id > 0: the row of that id has grown to this. */
 kvd_status kv_disk_cat_publish(kv_disk *d, disk_row *r, const kv_disk_key *name, uint32_t n_name,
                                kvd_err *err);
 bool       kv_disk_cat_remove(kv_disk *d, int64_t id);
@@ -173,8 +185,10 @@ void       kv_disk_space_reset(kv_disk *d); /* forgets all, closes all */
 kvd_status kv_disk_space_alloc(kv_disk *d, uint64_t bytes, uint32_t *file, uint64_t *off, int *fd,
                                kvd_err *err);
 void       kv_disk_space_free(kv_disk *d, uint32_t file, uint64_t off, uint64_t bytes);
-/* Within every limit after evicting; else a pause that says which does not allow it. */
-kvd_status kv_disk_space_admit(kv_disk *d, uint64_t bytes, bool salted, kvd_err *err);
+/* A unit of `bytes` more, of which `written` are written now: within every limit after evicting;
+ * else a pause that says which does not allow it. */
+kvd_status kv_disk_space_admit(kv_disk *d, uint64_t bytes, uint64_t written, bool salted,
+                               kvd_err *err);
 bool       kv_disk_evict(kv_disk *d, const disk_row *r); /* false: in use */
 /* The first in the order of eviction that nobody uses.  *gone: false: there is none. */
 kvd_status kv_disk_evict_oldest(kv_disk *d, evict_which which, bool *gone, kvd_err *err);
@@ -198,7 +212,7 @@ typedef struct disk_unit {
     int          fd;
     uint32_t     n_token;
     int32_t     *token;
-    uint64_t    *sum;   /* [n_page]; NULL until the unit is read */
+    uint64_t    *sum;   /* [n_page]; NULL until the unit is read.  Pages without bytes have 0 */
     uint16_t    *place; /* [n_lane][n_rec]: where a chunk lies; NULL: token order */
 } disk_unit;
 
@@ -228,6 +242,10 @@ typedef struct disk_put_unit {
     uint32_t    n_name;
     uint8_t     prov[KV_DISK_PROV_BYTES];
     int         fd;
+    disk_unit  *base;  /* referenced: the open block that grows; NULL: a unit of its own */
+    uint64_t    n_had; /* leading pages of a record slot that the base has */
+    uint8_t     takes[KV_DISK_TAKES_MAX][KV_DISK_PROV_BYTES];
+    uint32_t    takes_bytes[KV_DISK_TAKES_MAX], n_takes;
     int32_t    *token;
     uint8_t    *lane_put; /* [n_lane] */
     uint64_t   *sum;      /* [n_page, padded to whole pages] */
@@ -280,6 +298,8 @@ typedef struct disk_slot { /* of the stage: one request in flight, or free */
     disk_unit *unit; /* referenced */
     uint64_t   off;  /* in the unit */
     uint32_t   bytes;
+    uint64_t   n_valid; /* of the unit's layout when the read began: later pages are not checked */
+    bool       grows;
 } disk_slot;
 
 void kv_disk_read_issue(kv_disk *d); /* fills free slots from waiting tickets */

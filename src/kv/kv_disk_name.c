@@ -26,13 +26,44 @@ bool kv_disk_geometry_ok(const kv_disk_geometry *g)
            g->tail_token_bytes <= (1u << 20);
 }
 
+uint32_t kv_disk_open_step(const kv_disk_geometry *g)
+{
+    const uint64_t record = (uint64_t)g->chunk_tokens * g->tail_token_bytes;
+    uint32_t       n      = g->chunk_tokens;
+
+    if (record == 0 || record > DISK_OPEN_RECORD_MAX)
+        return 0;
+    while (n < g->block_tokens && n / g->chunk_tokens * record % KV_DISK_PAGE_BYTES != 0)
+        n += g->chunk_tokens;
+    return n;
+}
+
+/* Records of an open block: its slots have room for all of the block's. */
+static bool layout_open(const kv_disk_geometry *g, uint32_t n_token, disk_layout *l)
+{
+    const uint32_t step = kv_disk_open_step(g);
+
+    if (step == 0 || n_token == 0 || n_token > g->block_tokens ||
+        (n_token % step != 0 && n_token != g->block_tokens))
+        return false;
+    l->rec_bytes = g->chunk_tokens * g->tail_token_bytes;
+    l->n_rec     = n_token / g->chunk_tokens;
+    l->rec_slot  = kvd_align_up((uint64_t)(g->block_tokens / g->chunk_tokens) * l->rec_bytes,
+                                KV_DISK_PAGE_BYTES);
+    l->grows     = true;
+    return true;
+}
+
 bool kv_disk_layout_of(const kv_disk_geometry *g, kv_disk_kind kind, uint32_t n_token, bool ordered,
                        disk_layout *out)
 {
     disk_layout l = { .n_lane = g->n_lane, .aux_bytes = g->aux_bytes, .ordered = ordered };
     uint64_t    aux, body, slots;
 
-    if (kind == KV_DISK_TAIL) {
+    if (kind == KV_DISK_OPEN) {
+        if (ordered || !layout_open(g, n_token, &l))
+            return false;
+    } else if (kind == KV_DISK_TAIL) {
         if (ordered || n_token == 0 || n_token >= 2 * g->block_tokens || !g->tail_token_bytes)
             return false;
         l.n_rec     = n_token;
@@ -46,8 +77,11 @@ bool kv_disk_layout_of(const kv_disk_geometry *g, kv_disk_kind kind, uint32_t n_
     }
     if (l.n_rec > DISK_RECORD_MAX)
         return false;
-    l.rec_slot = kvd_align_up((uint64_t)l.n_rec * l.rec_bytes, KV_DISK_PAGE_BYTES);
-    aux        = (uint64_t)l.n_block * l.aux_bytes + (ordered ? (uint64_t)l.n_rec * 2 : 0);
+    l.n_valid = kvd_div_up((uint64_t)l.n_rec * l.rec_bytes, KV_DISK_PAGE_BYTES);
+    if (!l.grows)
+        l.rec_slot = l.n_valid * KV_DISK_PAGE_BYTES;
+    /* an open block has room for its aux, too */
+    aux = (uint64_t)(l.n_block + l.grows) * l.aux_bytes + (ordered ? (uint64_t)l.n_rec * 2 : 0);
     l.aux_slot = kvd_align_up(aux, KV_DISK_PAGE_BYTES);
     slots      = l.rec_slot + l.aux_slot; /* < 2^37, lanes <= 2^16: body < 2^53 */
     body       = slots * l.n_lane;
@@ -158,9 +192,9 @@ bool kv_disk_chain(kv_disk *d, const kv_disk_key *parent, const kv_disk_key *sal
 
 /* ---- checksums -------------------------------------------------------------------- */
 
-uint64_t kv_disk_key_seed(const kv_disk_key *key)
+uint64_t kv_disk_key_seed(uint64_t own, const kv_disk_key *key)
 {
-    return XXH3_64bits(key->byte, KV_DISK_KEY_BYTES);
+    return own ? own : XXH3_64bits(key->byte, KV_DISK_KEY_BYTES);
 }
 
 uint64_t kv_disk_page_sum(uint64_t key_seed, uint32_t lane, uint32_t page, const void *p)

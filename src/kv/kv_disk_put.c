@@ -9,7 +9,11 @@
  * Invariants
  *  (1) a unit is in the catalogue only after its bytes, and the name of a new file, are synced;
  *  (2) its range is given back only when no write into it is in flight, and nobody reads it;
- *  (3) the checksum of a page is taken from the stage, i.e. from the bytes that are written. */
+ *  (3) the checksum of a page is taken from the stage, i.e. from the bytes that are written;
+ *  (4) an open block grows in its own range: only pages that its row does not count are written, so
+ *      the row means whole bytes until a later one takes its place, whatever becomes of the put.
+ *      Its table of checksums is written over; entries of pages that the row counts stay the same,
+ *      and the others are not looked at. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -49,8 +53,93 @@ static bool put_under_way(const kv_disk *d, const kv_disk_key *key, kv_disk_kind
     return false;
 }
 
+static bool bytes_equal(kv_disk_bytes a, kv_disk_bytes b)
+{
+    return a.bytes == b.bytes && (a.bytes == 0 || memcmp(a.data, b.data, a.bytes) == 0);
+}
+
+/* ---- open blocks ------------------------------------------------------------------- */
+
+/* Whether a unit of this name may stand for one of that provenance. */
+static bool may_take(const kv_disk_name *n, kv_disk_bytes provenance)
+{
+    bool ok = bytes_equal(provenance, n->provenance);
+
+    for (uint32_t i = 0; i < n->n_takes && !ok; i++)
+        ok = bytes_equal(provenance, n->takes[i]);
+    return ok;
+}
+
+static bool grows_now(const kv_disk *d, int64_t id)
+{
+    for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++)
+        if (d->put[i].state != PUT_FREE && d->put[i].base && d->put[i].base->id == id)
+            return true;
+    return false;
+}
+
+typedef struct open_found {
+    int64_t  covers; /* has all tokens of the name; 0: none */
+    int64_t  grows;  /* has its first n_token tokens, and may grow; 0: none */
+    uint32_t n_token;
+} open_found;
+
+static void open_look(kv_disk *d, const kv_disk_name *n, const disk_row *want, int64_t id,
+                      open_found *out)
+{
+    disk_row r;
+    uint32_t common;
+
+    if (kv_disk_cat_row(d, id, &r) && may_take(n, r.provenance) &&
+        memcmp(&r.salt_id, &want->salt_id, sizeof(r.salt_id)) == 0) {
+        common = r.n_token < n->n_token ? r.n_token : n->n_token;
+        if (memcmp(r.token, n->token, (size_t)common * 4) != 0)
+            common = 0;
+        if (common == n->n_token && n->kind == KV_DISK_OPEN)
+            out->covers = id;
+        else if (common == r.n_token && r.kind == KV_DISK_OPEN && common > out->n_token &&
+                 !grows_now(d, id)) {
+            out->grows   = id;
+            out->n_token = common;
+        }
+    }
+    kv_disk_cat_row_done(d);
+}
+
+/* An open block that has the unit's tokens, or some of them. */
+static open_found open_find(kv_disk *d, const kv_disk_name *n, const disk_row *want)
+{
+    int64_t    id[TAIL_LOOK_MAX];
+    open_found out   = { 0 };
+    uint32_t   n_id  = 0;
+    const bool grows = n->kind == KV_DISK_OPEN || (n->kind == KV_DISK_BLOCK && d->p.raw_records);
+
+    if (grows)
+        n_id = kv_disk_cat_opens(d, &want->parent, id, TAIL_LOOK_MAX);
+    for (uint32_t i = 0; i < n_id && !out.covers; i++)
+        open_look(d, n, want, id[i], &out);
+    return out;
+}
+
+/* A reference to an open block that the unit can grow from; NULL: it is written as a whole. */
+static disk_unit *open_base(kv_disk *d, const open_found *found, const disk_layout *l)
+{
+    kvd_err    why = { 0 };
+    disk_unit *u   = found->grows ? kv_disk_unit_acquire(d, found->grows, &why) : NULL;
+
+    if (!u)
+        return NULL;
+    if (u->layout.grows && u->layout.rec_slot == l->rec_slot && u->layout.bytes == l->bytes &&
+        kv_disk_unit_load(d, u, &why) == KVD_OK)
+        return u;
+    kv_disk_unit_release(d, u);
+    return NULL;
+}
+
+/* ---- what is known ----------------------------------------------------------------- */
+
 /* Marks as used what is known already. */
-static bool known(kv_disk *d, const disk_row *r)
+static bool known(kv_disk *d, const disk_row *r, const open_found *found)
 {
     int64_t  id[TAIL_LOOK_MAX] = { 0 };
     uint32_t block[1], n = 0;
@@ -60,6 +149,9 @@ static bool known(kv_disk *d, const disk_row *r)
         n     = id[0] != 0;
     } else if (r->kind == KV_DISK_BLOCK) {
         n = kv_disk_cat_names(d, &r->key, id, block, 1);
+    } else if (r->kind == KV_DISK_OPEN) {
+        id[0] = found->covers;
+        n     = id[0] != 0;
     } else {
         const uint32_t n_tail = kv_disk_cat_tails(d, &r->parent, id, TAIL_LOOK_MAX);
         disk_row       other;
@@ -90,7 +182,7 @@ static bool put_names(kv_disk *d, const kv_disk_name *n, disk_row *r, kv_disk_ke
     r->parent = n->parent;
     if (kv_disk_key_is_zero(&n->parent) && !kv_disk_root(d, &r->salt_id, &r->parent))
         return false;
-    if (n->kind == KV_DISK_TAIL)
+    if (n->kind == KV_DISK_TAIL || n->kind == KV_DISK_OPEN)
         return kv_disk_chain(d, &r->parent, &r->salt_id, n->provenance, true, n->token, n->n_token,
                              &r->key);
     at = r->parent;
@@ -121,6 +213,8 @@ static kvd_status put_describe(kv_disk *d, const kv_disk_name *n, disk_row *r, k
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "block store: provenance of %" PRIu32 " bytes, at most %u",
                         n->provenance.bytes, KV_DISK_PROV_BYTES);
+    if (n->n_takes > KV_DISK_TAKES_MAX)
+        return kvd_fail(err, KVD_E_INVAL, 0, "block store: too many provenances to take");
     /* A segment has room for an order. */
     if (!kv_disk_layout_of(&d->p.geometry, n->kind, n->n_token, n->kind == KV_DISK_SEGMENT,
                            &r->layout))
@@ -158,6 +252,24 @@ static void put_free(disk_put_unit *p)
     p->gen = gen;
 }
 
+/* Pages of an open block stay when its key changes, so it has a seed of its own. */
+static kvd_status put_seed(disk_put_unit *p, kvd_err *err)
+{
+    disk_row *r = &p->row;
+
+    if (p->base) {
+        r->seed  = p->base->seed;
+        p->n_had = p->base->layout.n_valid;
+        memcpy(p->sum, p->base->sum, r->layout.n_page * 8);
+    } else if (r->kind == KV_DISK_OPEN) {
+        if (!os_random(&r->seed, sizeof(r->seed)))
+            return kvd_fail(err, KVD_E_IO, 0, "block store: no random numbers from the system");
+        r->seed |= 1; /* 0 is none */
+    }
+    p->seed = kv_disk_key_seed(r->seed, &r->key);
+    return KVD_OK;
+}
+
 static kvd_status put_memory(disk_put_unit *p, const kv_disk_name *n, kvd_err *err)
 {
     const disk_layout *l = &p->row.layout;
@@ -170,9 +282,38 @@ static kvd_status put_memory(disk_put_unit *p, const kv_disk_name *n, kvd_err *e
     memcpy(p->token, n->token, (size_t)n->n_token * 4);
     if (n->provenance.bytes)
         memcpy(p->prov, n->provenance.data, n->provenance.bytes);
+    p->n_takes = n->n_takes;
+    for (uint32_t i = 0; i < n->n_takes; i++) {
+        if (n->takes[i].bytes > KV_DISK_PROV_BYTES)
+            return kvd_fail(err, KVD_E_INVAL, 0, "block store: a provenance of %" PRIu32 " bytes",
+                            n->takes[i].bytes);
+        if (n->takes[i].bytes)
+            memcpy(p->takes[i], n->takes[i].data, n->takes[i].bytes);
+        p->takes_bytes[i] = n->takes[i].bytes;
+    }
     p->row.token      = p->token;
     p->row.provenance = (kv_disk_bytes){ p->prov, n->provenance.bytes };
-    p->seed           = kv_disk_key_seed(&p->row.key);
+    return put_seed(p, err);
+}
+
+/* What is to be written, without the table of checksums. */
+static uint64_t put_bytes(const disk_put_unit *p)
+{
+    const disk_layout *l = &p->row.layout;
+
+    return l->n_lane *
+           ((l->n_valid - p->n_had) * KV_DISK_PAGE_BYTES + (l->grows ? 0 : l->aux_slot));
+}
+
+/* In the range that its open block has. */
+static kvd_status put_grow(kv_disk *d, disk_put_unit *p, kvd_err *err)
+{
+    KVD_TRY(kv_disk_space_admit(d, 0, put_bytes(p), !kv_disk_key_is_zero(&p->row.salt_id), err));
+    p->row.file = p->base->file;
+    p->row.off  = p->base->off;
+    KVD_TRY(kv_disk_file_use(d, p->row.file, &p->fd, err));
+    p->state = PUT_OPEN;
+    kv_disk_at(d, "reserved");
     return KVD_OK;
 }
 
@@ -183,7 +324,9 @@ static kvd_status put_reserve(kv_disk *d, disk_put_unit *p, kvd_err *err)
     kvd_err    why    = { 0 };
     kvd_status st;
 
-    KVD_TRY(kv_disk_space_admit(d, p->row.bytes, salted, err));
+    if (p->base)
+        return put_grow(d, p, err);
+    KVD_TRY(kv_disk_space_admit(d, p->row.bytes, put_bytes(p), salted, err));
     st = kv_disk_space_alloc(d, p->row.bytes, &p->row.file, &p->row.off, &p->fd, &why);
     if (st != KVD_OK) {
         if (st == KVD_E_IO) {
@@ -205,16 +348,18 @@ static kvd_status begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *out, 
     kv_disk_key    keys[KV_DISK_SEGMENT_BLOCKS];
     uint32_t       n_key, i;
     disk_row       row;
+    open_found     found;
     kvd_status     st;
 
     *out = KV_DISK_NONE;
     KVD_TRY(put_describe(d, name, &row, keys, &n_key, err));
     d->stats.n_put++;
-    if (put_under_way(d, &row.key, row.kind) || known(d, &row)) {
+    kv_disk_pump(d, 0); /* first: what it publishes may change what is found */
+    found = open_find(d, name, &row);
+    if (put_under_way(d, &row.key, row.kind) || known(d, &row, &found)) {
         d->stats.n_put_dup++;
         return KVD_OK;
     }
-    kv_disk_pump(d, 0);
     for (i = 0; i < KV_DISK_PUT_MAX && !p; i++)
         if (d->put[i].state == PUT_FREE)
             p = &d->put[i];
@@ -226,10 +371,13 @@ static kvd_status begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *out, 
     p->row    = row;
     p->n_name = n_key;
     memcpy(p->name, keys, sizeof(keys));
-    st = put_memory(p, name, err);
+    p->base = open_base(d, &found, &row.layout);
+    st      = put_memory(p, name, err);
     if (st == KVD_OK)
         st = put_reserve(d, p, err);
     if (st != KVD_OK) {
+        if (p->base)
+            kv_disk_unit_release(d, p->base);
         put_free(p);
         return st;
     }
@@ -282,12 +430,13 @@ static kvd_status wait_slot(kv_disk *d, disk_slot **out, kvd_err *err)
     return KVD_OK;
 }
 
-/* Writes bytes [off, off + bytes) of the unit.  lane: for the checksums; UINT32_MAX: none. */
+/* Writes bytes [from, end) of the slot that is at `off` of the unit.  lane: for the checksums;
+ * UINT32_MAX: none. */
 static kvd_status put_write(kv_disk *d, disk_put_unit *p, uint32_t lane, uint64_t off,
-                            uint64_t bytes, const put_source *src, kvd_err *err)
+                            uint64_t from, uint64_t end, const put_source *src, kvd_err *err)
 {
-    for (uint64_t at = 0; at < bytes; at += DISK_SLOT_BYTES) {
-        const uint32_t n = (uint32_t)kvd_min_u64(DISK_SLOT_BYTES, bytes - at);
+    for (uint64_t at = from; at < end; at += DISK_SLOT_BYTES) {
+        const uint32_t n = (uint32_t)kvd_min_u64(DISK_SLOT_BYTES, end - at);
         disk_slot     *s;
 
         KVD_TRY(wait_slot(d, &s, err));
@@ -322,9 +471,11 @@ static kvd_status put_lane(kv_disk *d, kv_disk_put put, uint32_t lane, const voi
 
     if (p->error)
         return kvd_fail(err, KVD_E_IO, p->error, "%s: a write failed", d->dir);
-    KVD_TRY(put_write(d, p, lane, lane * l->rec_slot, l->rec_slot, &rec, err));
-    KVD_TRY(put_write(d, p, l->n_lane + lane, l->n_lane * l->rec_slot + lane * l->aux_slot,
-                      l->aux_slot, &extra, err));
+    KVD_TRY(put_write(d, p, lane, lane * l->rec_slot, p->n_had * KV_DISK_PAGE_BYTES,
+                      l->n_valid * KV_DISK_PAGE_BYTES, &rec, err));
+    if (!l->grows)
+        KVD_TRY(put_write(d, p, l->n_lane + lane, l->n_lane * l->rec_slot + lane * l->aux_slot, 0,
+                          l->aux_slot, &extra, err));
     p->lane_put[lane] = 1;
     p->n_lane++;
     return KVD_OK;
@@ -363,9 +514,14 @@ void kv_disk_put_drop(kv_disk *d, disk_put_unit *p)
     p->state = PUT_DROPPED;
     if (p->n_flight > 0 || kv_disk_unit_in_use(d, kv_disk_put_id((uint32_t)(p - d->put))))
         return;
+    kv_disk_file_release(d, r->file);
+    if (p->base) { /* it has its range, and stays as it was */
+        kv_disk_unit_release(d, p->base);
+        put_free(p);
+        return;
+    }
     d->reserved_bytes -= r->bytes;
     d->reserved_salted -= kv_disk_key_is_zero(&r->salt_id) ? 0 : r->bytes;
-    kv_disk_file_release(d, r->file);
     kv_disk_space_free(d, r->file, r->off, r->bytes);
     put_free(p);
 }
@@ -384,7 +540,7 @@ static void put_failed(kv_disk *d, disk_put_unit *p, int sys, const char *what)
 {
     char text[128];
 
-    snprintf(text, sizeof(text), "%s: %s", what, sys ? strerror(sys) : "failed");
+    snprintf(text, sizeof(text), "%.63s: %.62s", what, sys ? strerror(sys) : "failed");
     d->stats.n_put_failed++;
     kv_disk_pause_error(d, sys, text);
     if (d->put_status == KVD_OK)
@@ -410,7 +566,7 @@ static kvd_status commit(kv_disk *d, kv_disk_put put, kvd_err *err)
         return KVD_E_INVAL;
     }
     p->row.sums_hash = kv_disk_table_sum(p->seed, p->sum, l->n_page);
-    st = put_write(d, p, UINT32_MAX, l->sums_off, l->bytes - l->sums_off, &table, err);
+    st = put_write(d, p, UINT32_MAX, l->sums_off, 0, l->bytes - l->sums_off, &table, err);
     if (st != KVD_OK) {
         kv_disk_put_abort(d, put);
         return st;
@@ -428,20 +584,32 @@ kvd_status kv_disk_put_commit(kv_disk *d, kv_disk_put put, kvd_err *err)
     return kv_disk_spent(&d->stats.put_ns, t0, commit(d, put, err));
 }
 
-/* A longer tail with the same beginning makes the shorter one useless. */
-static void supersede_tails(kv_disk *d, const disk_row *r)
+/* Whether the unit has a tail's or an open block's tokens, which begin at its token `at`, and may
+ * stand for it. */
+static bool covers(const disk_put_unit *p, uint32_t at, const disk_row *other)
+{
+    const disk_row *r  = &p->row;
+    bool            ok = bytes_equal(other->provenance, r->provenance);
+
+    for (uint32_t i = 0; i < p->n_takes && !ok; i++)
+        ok = bytes_equal(other->provenance, (kv_disk_bytes){ p->takes[i], p->takes_bytes[i] });
+    return ok && other->n_token <= r->n_token - at &&
+           memcmp(other->token, r->token + at, (size_t)other->n_token * 4) == 0 &&
+           memcmp(&other->salt_id, &r->salt_id, sizeof(r->salt_id)) == 0;
+}
+
+/* Of the units behind a key, which stands for the unit's first `at` tokens. */
+static void supersede(kv_disk *d, const disk_put_unit *p, cat_look look, const kv_disk_key *behind,
+                      uint32_t at)
 {
     int64_t        id[TAIL_LOOK_MAX];
-    const uint32_t n = kv_disk_cat_tails(d, &r->parent, id, TAIL_LOOK_MAX);
+    const uint32_t n = look(d, behind, id, TAIL_LOOK_MAX);
 
     for (uint32_t i = 0; i < n; i++) {
-        disk_row other;
-        bool     covered = id[i] != r->id && kv_disk_cat_row(d, id[i], &other) &&
-                       other.n_token <= r->n_token &&
-                       memcmp(other.token, r->token, (size_t)other.n_token * 4) == 0 &&
-                       memcmp(&other.salt_id, &r->salt_id, sizeof(r->salt_id)) == 0 &&
-                       other.provenance.bytes == r->provenance.bytes &&
-                       memcmp(other.provenance.data, r->provenance.data, r->provenance.bytes) == 0;
+        disk_row   other;
+        const bool covered = id[i] != p->row.id && kv_disk_cat_row(d, id[i], &other) &&
+                             (other.kind == KV_DISK_TAIL || other.kind == KV_DISK_OPEN) &&
+                             covers(p, at, &other);
 
         kv_disk_cat_row_done(d);
         if (covered)
@@ -449,13 +617,89 @@ static void supersede_tails(kv_disk *d, const disk_row *r)
     }
 }
 
+/* A longer tail with the same beginning makes the shorter one useless, and so does an open block.
+ * was: the key that it had before it grew, and its tokens; NULL: it is new. */
+static void supersede_tails(kv_disk *d, const disk_put_unit *p, const kv_disk_key *was,
+                            uint32_t n_was)
+{
+    const kv_disk_kind kind = p->row.kind;
+
+    if (kind == KV_DISK_TAIL || p->row.seed)
+        supersede(d, p, kv_disk_cat_tails, &p->row.parent, 0);
+    if (kind == KV_DISK_OPEN)
+        supersede(d, p, kv_disk_cat_opens, &p->row.parent, 0);
+    if (was)
+        supersede(d, p, kv_disk_cat_tails, was, n_was);
+}
+
+/* The open block in memory is what its row now says. */
+static void base_grown(disk_put_unit *p)
+{
+    disk_unit *const u     = p->base;
+    int32_t *const   token = u->token;
+    uint64_t *const  sum   = u->sum;
+
+    u->kind      = p->row.kind;
+    u->key       = p->row.key;
+    u->layout    = p->row.layout;
+    u->n_token   = p->row.n_token;
+    u->sums_hash = p->row.sums_hash;
+    u->token     = p->token;
+    u->sum       = p->sum;
+    p->token     = token; /* put_free() frees what was */
+    p->sum       = sum;
+    p->row.token = u->token;
+}
+
+static void count_kind(kv_disk_stats *s, kv_disk_kind kind, int by)
+{
+    uint64_t *const n[KV_DISK_KINDS] = { &s->n_block, &s->n_segment, &s->n_tail, &s->n_tail };
+
+    *n[kind] += (uint64_t)(int64_t)by;
+}
+
+static void count_published(kv_disk *d, const disk_put_unit *p)
+{
+    const disk_layout *l = &p->row.layout;
+    kv_disk_stats     *s = &d->stats;
+
+    s->n_put_done++;
+    count_kind(s, p->row.kind, 1);
+    if (p->row.kind == KV_DISK_OPEN) {
+        s->tail_bytes_put += l->n_lane * (l->n_valid - p->n_had) * KV_DISK_PAGE_BYTES;
+    } else if (p->row.kind == KV_DISK_TAIL) {
+        s->tail_bytes_put += (uint64_t)l->n_lane * l->n_rec * l->rec_bytes;
+    } else {
+        s->record_bytes_put += (uint64_t)l->n_lane * l->n_rec * l->rec_bytes;
+        s->aux_bytes_put += (uint64_t)l->n_lane * l->n_block * l->aux_bytes;
+    }
+    if (p->base) {
+        count_kind(s, p->base->kind, -1);
+        return;
+    }
+    s->n_unit++;
+    s->unit_bytes += p->row.bytes;
+    d->reserved_bytes -= p->row.bytes;
+    if (!kv_disk_key_is_zero(&p->row.salt_id)) {
+        s->salted_bytes += p->row.bytes;
+        d->reserved_salted -= p->row.bytes;
+    }
+}
+
 static void put_publish(kv_disk *d, disk_put_unit *p)
 {
-    const disk_layout *l   = &p->row.layout;
-    kv_disk_stats     *s   = &d->stats;
-    kvd_err            err = { 0 };
+    disk_unit *const  base  = p->base;
+    const kv_disk_key was   = base ? base->key : p->row.parent;
+    const uint32_t    n_was = base ? base->n_token : 0;
+    kvd_err           err   = { 0 };
 
+    if (base && base->bad) { /* quarantined meanwhile, and a part of this with it */
+        d->stats.n_put_aborted++;
+        kv_disk_put_drop(d, p);
+        return;
+    }
     kv_disk_at(d, "synced");
+    p->row.id      = base ? base->id : 0;
     p->row.used    = d->clock++;
     p->row.created = (int64_t)time(NULL);
     if (kv_disk_cat_publish(d, &p->row, p->name, p->n_name, &err) != KVD_OK) {
@@ -465,26 +709,13 @@ static void put_publish(kv_disk *d, disk_put_unit *p)
     kv_disk_at(d, "published");
     kv_disk_file_set_named(d, p->row.file);
     kv_disk_unit_renamed(d, kv_disk_put_id((uint32_t)(p - d->put)), p->row.id);
-    s->n_put_done++;
-    s->n_unit++;
-    s->n_block += p->row.kind == KV_DISK_BLOCK;
-    s->n_segment += p->row.kind == KV_DISK_SEGMENT;
-    s->n_tail += p->row.kind == KV_DISK_TAIL;
-    s->unit_bytes += p->row.bytes;
-    if (p->row.kind == KV_DISK_TAIL) {
-        s->tail_bytes_put += (uint64_t)l->n_lane * l->n_rec * l->rec_bytes;
-    } else {
-        s->record_bytes_put += (uint64_t)l->n_lane * l->n_rec * l->rec_bytes;
-        s->aux_bytes_put += (uint64_t)l->n_lane * l->n_block * l->aux_bytes;
-    }
-    d->reserved_bytes -= p->row.bytes;
-    if (!kv_disk_key_is_zero(&p->row.salt_id)) {
-        s->salted_bytes += p->row.bytes;
-        d->reserved_salted -= p->row.bytes;
-    }
+    count_published(d, p);
     kv_disk_file_release(d, p->row.file);
-    if (p->row.kind == KV_DISK_TAIL)
-        supersede_tails(d, &p->row);
+    if (base)
+        base_grown(p);
+    supersede_tails(d, p, base ? &was : NULL, n_was);
+    if (base)
+        kv_disk_unit_release(d, base);
     put_free(p);
 }
 

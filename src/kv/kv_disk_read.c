@@ -245,6 +245,8 @@ static void issue_run(kv_disk *d, disk_ticket *t, disk_slot *s)
     s->n_piece     = n;
     s->off         = start;
     s->bytes       = (uint32_t)(end - start);
+    s->n_valid     = u->layout.n_valid;
+    s->grows       = u->layout.grows;
     t->next += n;
     t->n_flight++;
     d->stats.n_read++;
@@ -285,6 +287,7 @@ static uint64_t first_bad_page(const disk_slot *s)
     const disk_layout *l       = &u->layout;
     const uint64_t     records = l->n_lane * l->rec_slot;
 
+    /* a gap between pieces may have pages that nothing has been written to */
     for (uint64_t at = 0; at < s->bytes; at += KV_DISK_PAGE_BYTES) {
         const uint64_t off  = s->off + at;
         const bool     aux  = off >= records;
@@ -293,6 +296,8 @@ static uint64_t first_bad_page(const disk_slot *s)
         const uint32_t lane = (uint32_t)(in / slot) + (aux ? l->n_lane : 0);
         const uint32_t page = (uint32_t)(in % slot / KV_DISK_PAGE_BYTES);
 
+        if (s->grows && (aux || page >= s->n_valid))
+            continue;
         if (u->sum[off / KV_DISK_PAGE_BYTES] != kv_disk_page_sum(u->seed, lane, page, s->buf + at))
             return off;
     }
@@ -402,6 +407,16 @@ static kvd_status load_places(kv_disk *d, disk_unit *u, kvd_err *err)
     return st;
 }
 
+/* Sums of pages that an open block does not have: a put that failed may have left some. */
+static void forget_unwritten(const disk_layout *l, uint64_t *sum)
+{
+    const uint64_t per_slot = l->rec_slot / KV_DISK_PAGE_BYTES;
+
+    for (uint64_t i = 0; l->grows && i < l->n_page; i++)
+        if (i >= l->n_lane * per_slot || i % per_slot >= l->n_valid)
+            sum[i] = 0;
+}
+
 kvd_status kv_disk_unit_load(kv_disk *d, disk_unit *u, kvd_err *err)
 {
     const disk_layout *l = &u->layout;
@@ -413,6 +428,8 @@ kvd_status kv_disk_unit_load(kv_disk *d, disk_unit *u, kvd_err *err)
     u->sum = kvd_malloc(l->n_page * 8);
     st     = u->sum ? load_range(d, u, true, l->sums_off, l->n_page * 8, u->sum, err)
                     : kvd_fail(err, KVD_E_NOMEM, 0, "block store: no memory for checksums");
+    if (st == KVD_OK)
+        forget_unwritten(l, u->sum);
     if (st == KVD_OK && !d->p.unchecked &&
         kv_disk_table_sum(u->seed, u->sum, l->n_page) != u->sums_hash) {
         kv_disk_quarantine(d, u, "its table of checksums is damaged");

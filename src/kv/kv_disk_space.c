@@ -437,7 +437,7 @@ bool kv_disk_evict(kv_disk *d, const disk_row *r)
     s->n_unit--;
     s->n_block -= r->counted_kind == KV_DISK_BLOCK;
     s->n_segment -= r->counted_kind == KV_DISK_SEGMENT;
-    s->n_tail -= r->counted_kind == KV_DISK_TAIL;
+    s->n_tail -= r->counted_kind == KV_DISK_TAIL || r->counted_kind == KV_DISK_OPEN;
     s->n_bad -= r->bad;
     s->unit_bytes -= r->bytes;
     s->salted_bytes -= r->salted ? r->bytes : 0;
@@ -521,7 +521,8 @@ static kvd_status admit_speed(kv_disk *d, uint64_t bytes, kvd_err *err)
     return KVD_OK;
 }
 
-kvd_status kv_disk_space_admit(kv_disk *d, uint64_t bytes, bool salted, kvd_err *err)
+kvd_status kv_disk_space_admit(kv_disk *d, uint64_t bytes, uint64_t written, bool salted,
+                               kvd_err *err)
 {
     const kv_disk_stats *s = &d->stats;
 
@@ -544,7 +545,7 @@ kvd_status kv_disk_space_admit(kv_disk *d, uint64_t bytes, bool salted, kvd_err 
             return refuse_size(d, KV_DISK_PAUSE_MIN_FREE,
                                "the filesystem has no more free than asked for (cache_min_free),",
                                d->p.min_free_bytes, err);
-    KVD_TRY(admit_speed(d, bytes, err));
+    KVD_TRY(admit_speed(d, written, err));
     d->stats.pause         = KV_DISK_RUNNING;
     d->stats.pause_text[0] = 0;
     return KVD_OK;

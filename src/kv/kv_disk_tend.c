@@ -195,8 +195,10 @@ void kv_disk_check(kv_disk *d)
     kvd_assert(c.n_unit == d->stats.n_unit && c.bytes == d->stats.unit_bytes);
     kvd_assert(c.salted == d->stats.salted_bytes);
     for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++) {
-        puts += d->put[i].state != PUT_FREE;
-        all -= d->put[i].state != PUT_FREE ? d->put[i].row.bytes : 0;
+        const bool own = d->put[i].state != PUT_FREE && !d->put[i].base; /* a range of its own */
+
+        puts += own;
+        all -= own ? d->put[i].row.bytes : 0;
     }
     for (uint32_t i = 0; i < s->n_file; i++) {
         n_unit += s->file[i].n_unit;

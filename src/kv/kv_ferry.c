@@ -19,12 +19,11 @@
 #define SEQS_MAX  4u /* whose blocks find room when they are sealed in one step */
 
 typedef struct load {
-    kv_disk_put put;             /* KV_DISK_NONE: dropped */
-    uint32_t    layer, first, n; /* places */
-    uint32_t    n_tail;          /* tokens of a tail; 0: they are sealed blocks */
-    uint32_t    n_put;           /* lanes that are put already */
-    bool        last;            /* with it the unit is complete */
-    kvd_event  *come;
+    kv_ferry_unit unit;            /* put KV_DISK_NONE: dropped; n_tail 0: sealed blocks */
+    uint32_t      layer, first, n; /* places */
+    uint32_t      n_put;           /* lanes that are put already */
+    bool          last;            /* with it the unit is complete */
+    kvd_event    *come;
 } load;
 
 struct kv_ferry {
@@ -141,8 +140,8 @@ void kv_ferry_drop(kv_store *s, kv_disk_put put)
     kv_ferry *f = s->cache->ferry;
 
     for (uint32_t i = 0; i < f->n_load; i++)
-        if (load_at(f, i)->put == put)
-            load_at(f, i)->put = KV_DISK_NONE;
+        if (load_at(f, i)->unit.put == put)
+            load_at(f, i)->unit.put = KV_DISK_NONE;
     kv_disk_put_abort(s->cache->disk, put);
 }
 
@@ -152,8 +151,8 @@ static void drop_all(kv_store *s)
     kv_ferry *f = s->cache->ferry;
 
     for (uint32_t i = 0; i < f->n_load; i++)
-        if (load_at(f, i)->put != KV_DISK_NONE)
-            kv_cache_lost(s, load_at(f, i)->put);
+        if (load_at(f, i)->unit.put != KV_DISK_NONE)
+            kv_cache_lost(s, load_at(f, i)->unit.put);
     f->n_load = f->n_used = 0;
 }
 
@@ -166,21 +165,20 @@ static kvd_status put_lane(kv_store *s, const load *l, uint32_t h, kvd_err *err)
     const uint64_t bytes = s->block_chunks * s->packed_bytes, aux = s->index.head_stride;
     uint8_t       *at;
 
-    if (l->n_tail == 0 && l->n == 1) {
+    if (l->unit.n_tail > 0)
+        return kv_cache_put_tail_lane(s, &l->unit, lane,
+                                      slot_of(f, l, 0) + h * s->layout.head_stride, err);
+    if (l->n == 1) {
         at = slot_of(f, l, 0);
-        return kv_disk_put_lane(c->disk, l->put, lane, at + h * bytes, at + f->aux_at + h * aux,
-                                err);
+        return kv_disk_put_lane(c->disk, l->unit.put, lane, at + h * bytes,
+                                at + f->aux_at + h * aux, err);
     }
     for (uint32_t i = 0; i < l->n; i++) {
         at = slot_of(f, l, i);
-        if (l->n_tail > 0) {
-            kv_cache_copy_rows(s, at + h * s->layout.head_stride, i, l->n_tail, c->gather, true);
-            continue;
-        }
         memcpy(c->gather + i * bytes, at + h * bytes, (size_t)bytes);
         memcpy(c->aux + i * aux, at + f->aux_at + h * aux, (size_t)aux);
     }
-    return kv_disk_put_lane(c->disk, l->put, lane, c->gather, l->n_tail ? NULL : c->aux, err);
+    return kv_disk_put_lane(c->disk, l->unit.put, lane, c->gather, c->aux, err);
 }
 
 /* false: the block store would have to wait. */
@@ -189,16 +187,18 @@ static bool put_load(kv_store *s, load *l, bool wait)
     kvd_err    err = { 0 };
     kvd_status st  = KVD_OK;
 
-    for (; l->put != KV_DISK_NONE && l->n_put < s->params.n_kv_head && st == KVD_OK; l->n_put++) {
-        if (!wait && kv_disk_put_waits(s->cache->disk, l->put))
+    const kv_disk_put put = l->unit.put;
+
+    for (; put != KV_DISK_NONE && l->n_put < s->params.n_kv_head && st == KVD_OK; l->n_put++) {
+        if (!wait && kv_disk_put_waits(s->cache->disk, put))
             return false;
         st = put_lane(s, l, l->n_put, &err);
     }
-    if (st == KVD_OK && l->put != KV_DISK_NONE && l->last)
-        st = kv_disk_put_commit(s->cache->disk, l->put, &err);
+    if (st == KVD_OK && put != KV_DISK_NONE && l->last)
+        st = kv_disk_put_commit(s->cache->disk, put, &err);
     if (st != KVD_OK) {
         kv_cache_tell(s->cache, &err);
-        kv_cache_lost(s, l->put);
+        kv_cache_lost(s, put);
     }
     return true;
 }
@@ -299,12 +299,7 @@ kvd_status kv_ferry_bring(kv_store *s, kvd_stream *st, const kv_ferry_unit *u, u
     while (f->n_slot - f->n_used < u->n)
         KVD_TRY(kv_ferry_drain(s, true, err));
     l     = load_at(f, f->n_load);
-    *l    = (load){ .put    = u->put,
-                    .layer  = layer,
-                    .first  = f->slot,
-                    .n      = u->n,
-                    .n_tail = u->n_tail,
-                    .come   = l->come };
+    *l    = (load){ .unit = *u, .layer = layer, .first = f->slot, .n = u->n, .come = l->come };
     f->st = st;
     for (uint32_t i = 0; i < u->n; i++) {
         const uint32_t slot = (f->slot + i) % f->n_slot, b = u->first + i;
@@ -326,7 +321,7 @@ kvd_status kv_ferry_commit(kv_store *s, kv_disk_put put, kvd_err *err)
     kv_ferry *f = s->cache->ferry;
 
     for (uint32_t i = f->n_load; i-- > 0;) {
-        if (load_at(f, i)->put == put) {
+        if (load_at(f, i)->unit.put == put) {
             load_at(f, i)->last = true;
             return KVD_OK;
         }

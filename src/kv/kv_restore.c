@@ -38,9 +38,33 @@ const kv_disk_span *kv_restore_span(const kv_restore *r, uint32_t b, uint32_t *i
     return sp;
 }
 
-const kv_disk_span *kv_restore_tail(const kv_restore *r)
+static const kv_disk_span *tail_spans(const kv_restore *r)
 {
-    return &r->match.span[r->match.n_span - 1];
+    return &r->match.span[r->match.n_span - r->match.n_tail_span];
+}
+
+bool kv_restore_part(const kv_restore *r, kv_tail_part *p)
+{
+    const kv_disk_span *const end = r->match.span + r->match.n_span;
+    uint32_t                  at;
+
+    if (r->n_tail == 0)
+        return false;
+    if (!p->span) {
+        p->span = tail_spans(r);
+    } else if (p->first + p->n < p->span->n_token) {
+        p->first += p->n;
+    } else {
+        p->span++;
+        p->first = 0;
+    }
+    if (p->span == end)
+        return false;
+    at       = p->block * KV_BLOCK_TOKENS + p->at + p->n;
+    p->block = at / KV_BLOCK_TOKENS;
+    p->at    = at % KV_BLOCK_TOKENS;
+    p->n     = (uint32_t)kvd_min_u64(p->span->n_token - p->first, KV_BLOCK_TOKENS - p->at);
+    return true;
 }
 
 /* How much of the match there is room for; what of it is sealed when the sequence has final_len
@@ -70,7 +94,7 @@ static kvd_status take_blocks(kv_restore *r, kvd_err *err)
 {
     kv_store      *s    = r->s;
     kv_seq        *q    = &s->seq[r->seq];
-    const uint32_t need = r->n_block + (r->n_tail > 0) + (r->n_tail > KV_BLOCK_TOKENS);
+    const uint32_t need = r->n_block + kv_blocks_for(r->n_tail);
     const uint32_t raw  = s->sizes.resident ? need : need - r->n_seal;
 
     kv_parked_yield(s, raw);
@@ -190,12 +214,16 @@ static kvd_status judge(kv_restore *r, kvd_err *err)
 
 static uint64_t read_bytes(const kv_restore *r, const kv_disk_read *read)
 {
-    const kv_store *s    = r->s;
-    const bool      tail = r->n_tail > 0 && read->unit == kv_restore_tail(r)->unit;
+    const kv_store     *s  = r->s;
+    const kv_disk_span *sp = tail_spans(r), *const end = r->match.span + r->match.n_span;
 
-    return read->n * (read->what == KV_DISK_AUX ? index_bytes(s)
-                      : tail                    ? token_bytes(s)
-                                                : s->packed_bytes);
+    if (read->what == KV_DISK_AUX)
+        return read->n * index_bytes(s);
+    while (sp < end && sp->unit != read->unit)
+        sp++;
+    if (sp == end)
+        return read->n * s->packed_bytes;
+    return read->n * (sp->kind == KV_DISK_TAIL ? token_bytes(s) : s->layout.record_bytes);
 }
 
 static void count_read(kv_restore *r, uint64_t bytes, uint64_t on_disk, uint64_t ns)
@@ -316,21 +344,40 @@ static kvd_status read_index(kv_restore *r, uint32_t layer, kvd_err *err)
     return kv_restore_read(r, read, n, err);
 }
 
+/* Records of an open block are raw ones already; the last may hold more tokens, which are not the
+ * sequence's: its own will take their place. */
+kvd_status kv_restore_read_part(kv_restore *r, const kv_tail_part *p, uint32_t lane, uint8_t *raw,
+                                kvd_err *err)
+{
+    const kv_store    *s    = r->s;
+    const bool         open = p->span->kind == KV_DISK_OPEN;
+    const kv_disk_read read = {
+        .unit  = p->span->unit,
+        .what  = KV_DISK_RECORDS,
+        .lane  = lane,
+        .first = open ? 0 : p->first,
+        .n     = open ? (uint32_t)kvd_div_up(p->n, s->params.chunk_tokens) : p->n,
+        .dst   = open ? raw : s->cache->gather,
+    };
+
+    kvd_assert(!open || (p->at == 0 && p->first == 0));
+    KVD_TRY(kv_restore_read(r, &read, 1, err));
+    if (!open)
+        kv_cache_copy_rows(s, raw, p->at, p->n, s->cache->gather, false);
+    return KVD_OK;
+}
+
 static kvd_status read_tail(kv_restore *r, uint32_t layer, kvd_err *err)
 {
     kv_store *s = r->s;
 
-    for (uint32_t h = 0; h < s->params.n_kv_head && r->n_tail > 0; h++) {
-        const uint32_t     lane = layer * s->params.n_kv_head + h;
-        const kv_disk_read read = { .unit = kv_restore_tail(r)->unit,
-                                    .what = KV_DISK_RECORDS,
-                                    .lane = lane,
-                                    .n    = r->n_tail,
-                                    .dst  = s->cache->gather };
+    for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
+        const uint32_t lane = layer * s->params.n_kv_head + h;
+        kv_tail_part   p    = { 0 };
 
-        KVD_TRY(kv_restore_read(r, &read, 1, err));
-        kv_cache_copy_tail(s, r->seq, lane, r->n_block * KV_BLOCK_TOKENS, r->n_tail,
-                           s->cache->gather, false);
+        while (kv_restore_part(r, &p))
+            KVD_TRY(kv_restore_read_part(
+                r, &p, lane, kv_cache_raw_lane(s, r->seq, r->n_block + p.block, lane), err));
     }
     return KVD_OK;
 }
@@ -448,8 +495,9 @@ static kvd_status name_blocks(kv_restore *r, kvd_err *err)
         KVD_TRY(kv_cache_name_block(r->s, r->seq, b, err));
     }
     for (uint32_t t = 0; t < r->n_tail; t += KV_BLOCK_TOKENS)
-        q->made[r->n_block + t / KV_BLOCK_TOKENS] =
-            kv_cache_accepted[kv_restore_tail(r)->provenance];
+        q->made[r->n_block + t / KV_BLOCK_TOKENS] = 0;
+    for (kv_tail_part p = { 0 }; kv_restore_part(r, &p);)
+        q->made[r->n_block + p.block] |= kv_cache_accepted[p.span->provenance];
     return KVD_OK;
 }
 
@@ -503,15 +551,13 @@ void kv_restore_stop(kv_store *s, kvd_stream *st, uint32_t seq)
     r->s = NULL;
 }
 
-bool kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, const kv_restore_ask *ask)
+static bool restore(kv_store *s, kvd_stream *st, uint32_t seq, const kv_restore_ask *ask)
 {
     kv_restore  at_once = { 0 };
     kv_restore *r;
     kvd_err     err = { 0 };
     kvd_status  rc  = KVD_OK;
 
-    if (!s->cache || ask->n_token == 0)
-        return true;
     r = ask->until_ns || kv_restoring(s, seq) ? &s->cache->pending : &at_once;
     if (r->s && r->seq != seq)
         return false;
@@ -528,4 +574,16 @@ bool kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, const kv_restore_
     }
     end(r, rc, &err);
     return true;
+}
+
+bool kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, const kv_restore_ask *ask)
+{
+    const uint64_t t0 = kvd_now_ns();
+    bool           done;
+
+    if (!s->cache || ask->n_token == 0)
+        return true;
+    done = restore(s, st, seq, ask);
+    s->counts.restore_ns += kvd_now_ns() - t0;
+    return done;
 }

@@ -198,16 +198,12 @@ static kvd_status restore_tail(kv_restore *r, uint32_t layer, kvd_err *err)
         return KVD_OK;
     KVD_TRY(s->be->ops->stream_sync(r->st, err));
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
-        const kv_disk_read read = { .unit = kv_restore_tail(r)->unit,
-                                    .what = KV_DISK_RECORDS,
-                                    .lane = lane_of(r, layer, h),
-                                    .n    = r->n_tail,
-                                    .dst  = s->cache->gather };
+        kv_tail_part p = { 0 };
 
-        KVD_TRY(kv_restore_read(r, &read, 1, err));
-        for (uint32_t i = 0; i < n; i++)
-            kv_cache_copy_rows(s, slot_at(s, i, false) + h * s->layout.head_stride, i, r->n_tail,
-                               s->cache->gather, false);
+        while (kv_restore_part(r, &p))
+            KVD_TRY(kv_restore_read_part(r, &p, lane_of(r, layer, h),
+                                         slot_at(s, p.block, false) + h * s->layout.head_stride,
+                                         err));
     }
     for (uint32_t i = 0; i < n; i++)
         KVD_TRY(s->be->ops->copy(r->st, s->pool,

@@ -67,8 +67,7 @@ static const char *text_of(bool b)
 
 static bool put_entry(void *ctx, const kv_disk_entry *e)
 {
-    static const char *const kind[] = { "block", "segment", "tail" };
-    kvd_buf                 *b      = ctx;
+    kvd_buf *b = ctx;
 
     kvd_buf_printf(b, "%s{\"key\":\"", b->len > 1 ? ",\n" : "");
     for (size_t i = 0; i < sizeof(e->key.byte); i++)
@@ -77,8 +76,8 @@ static bool put_entry(void *ctx, const kv_disk_entry *e)
                    "\",\"kind\":\"%s\",\"first_token\":%" PRIu64 ",\"tokens\":%u,\"bytes\":%" PRIu64
                    ",\"created\":%" PRId64
                    ",\"quarantined\":%s,\"salted\":%s,\"file\":\"%s\",\"offset\":%" PRIu64 "}",
-                   kind[e->kind], e->first_token, e->n_token, e->bytes, e->created, text_of(e->bad),
-                   text_of(e->salted), e->file, e->off);
+                   kv_disk_kind_name(e->kind), e->first_token, e->n_token, e->bytes, e->created,
+                   text_of(e->bad), text_of(e->salted), e->file, e->off);
     return !b->oom;
 }
 

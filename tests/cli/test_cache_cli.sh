@@ -41,7 +41,9 @@ mkdir "$tmp/other"
 expect "no cache" 2 'no cache: there is no catalog.db' "$kvd" cache clear --cache-dir "$tmp/other"
 [ -z "$(ls -A "$tmp/other")" ] || { echo "FAILED: files were made in $tmp/other"; failed=1; }
 
-json "a first run" "a['prompt_tokens'] > 4096" generate
+json "a first run" "a['prompt_tokens'] > 4096 and a['stats']['counts']['n_cached'] == 0" generate
+json "a second run" "a['stats']['counts']['n_cached'] == a['prompt_tokens'] - 1 and
+0 < a['stats']['counts']['cached_ns'] < 6e10" generate
 json "stats" "a['segments'] == 1 and a['blocks'] > 0 and a['tails'] > 0 and
 a['quarantined'] == 0 and
 a['units'] == a['segments'] + a['blocks'] + a['tails'] and a['bytes'] > 1e6 and

@@ -92,7 +92,7 @@ static void files_out_of_order(void **state)
     make_store("CREATE TABLE u AS SELECT * FROM unit; DROP TABLE unit;"
                "CREATE TABLE unit(id INTEGER PRIMARY KEY, key, parent, model, kind, bad,"
                " first_token, n_token, ordered, file, off, bytes, salt, provenance, sums_hash,"
-               " row_hash, used, created);"
+               " row_hash, used, created, seed);"
                "INSERT INTO unit SELECT * FROM u; DROP TABLE u;"
                "UPDATE unit SET file = 7 WHERE id = 1;"
                "UPDATE unit SET file = '1' WHERE id = 2;");

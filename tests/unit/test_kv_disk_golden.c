@@ -107,16 +107,16 @@ static void check_chunks(kv_disk *d, const kv_disk_span *s, uint32_t first)
     }
 }
 
-static void the_store_reads_it(void **state)
+/* What the sample had, among n_unit units. */
+static void read_sample(const char *dir, uint64_t n_unit)
 {
-    kv_disk_params p;
+    kv_disk_params p = params(dir);
     kv_disk_match  m;
     kv_disk       *d;
     kv_disk_query  q = { token_, KVD_COUNTOF(token_), { NULL, 0 }, &prov_, 1, false };
     uint64_t       n_ok, n_bad;
     uint32_t       first = 0;
 
-    p = params(*state);
     assert_int_equal(kv_disk_open(&d, &p, NULL), KVD_OK);
     assert_int_equal(kv_disk_find(d, &q, &m, NULL), KVD_OK);
     assert_int_equal(m.n_token, N_BLOCK * BLOCK);
@@ -133,9 +133,82 @@ static void the_store_reads_it(void **state)
     assert_int_equal(m.n_token, BLOCK);
     kv_disk_match_close(d, &m);
     assert_int_equal(kv_disk_verify(d, &n_ok, &n_bad, NULL), KVD_OK);
-    assert_int_equal(n_ok, 5);
+    assert_int_equal(n_ok, n_unit);
     assert_int_equal(n_bad, 0);
     kv_disk_close(d);
+}
+
+static void the_store_reads_it(void **state)
+{
+    read_sample(*state, 5);
+}
+
+/* ---- what is added to it ------------------------------------------------------------ */
+
+static int64_t pragma(const char *dir, const char *sql)
+{
+    char          path[512];
+    sqlite3      *db;
+    sqlite3_stmt *s;
+    int64_t       v;
+
+    snprintf(path, sizeof(path), "%s/catalog.db", dir);
+    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
+    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &s, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_step(s), SQLITE_ROW);
+    v = sqlite3_column_int64(s, 0);
+    sqlite3_finalize(s);
+    sqlite3_close(db);
+    return v;
+}
+
+static uint32_t n_told_;
+
+static void count_lines(void *ctx, kvd_log_level level, const char *msg)
+{
+    (void)ctx;
+    (void)level;
+    n_told_ += strstr(msg, "a cache of format 1, made one of format 2") != NULL;
+}
+
+/* An open block beside units of format 1: all are found, now and when it is opened again. */
+static void it_becomes_format_2(void **state)
+{
+    static uint8_t     rec[BLOCK * TAIL];
+    const kv_disk_name name = { .kind       = KV_DISK_OPEN,
+                                .token      = (const int32_t[]){ 1, 2, 3, 4, 5, 6, 7, 8 },
+                                .n_token    = BLOCK,
+                                .provenance = prov_ };
+    kv_disk_params     p    = params(*state);
+    kv_disk_query      q    = { name.token, BLOCK, { NULL, 0 }, &prov_, 1, false };
+    kv_disk_match      m;
+    kv_disk           *d;
+    kv_disk_put        put;
+    uint64_t           n_ok, n_bad;
+
+    assert_int_equal(pragma(*state, "PRAGMA user_version"), 1);
+    kvd_set_log(count_lines, NULL);
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(kv_disk_open(&d, &p, NULL), KVD_OK);
+        assert_int_equal(kv_disk_put_begin(d, &name, &put, NULL), KVD_OK);
+        assert_int_equal(put == KV_DISK_NONE, i); /* the second time it is known */
+        for (uint32_t lane = 0; lane < LANES && i == 0; lane++)
+            assert_int_equal(kv_disk_put_lane(d, put, lane, rec, NULL, NULL), KVD_OK);
+        if (i == 0)
+            assert_int_equal(kv_disk_put_commit(d, put, NULL), KVD_OK);
+        assert_int_equal(kv_disk_flush(d, NULL), KVD_OK);
+        assert_int_equal(kv_disk_find(d, &q, &m, NULL), KVD_OK);
+        assert_int_equal(m.n_tail_token, BLOCK);
+        kv_disk_match_close(d, &m);
+        assert_int_equal(kv_disk_verify(d, &n_ok, &n_bad, NULL), KVD_OK);
+        assert_int_equal(n_ok, 6);
+        assert_int_equal(n_bad, 0);
+        kv_disk_close(d);
+    }
+    kvd_set_log(NULL, NULL);
+    assert_int_equal(n_told_, 1);
+    assert_int_equal(pragma(*state, "PRAGMA user_version"), 2);
+    read_sample(*state, 6);
 }
 
 /* ---- by the document, without the store's code -------------------------------------- */
@@ -254,6 +327,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(the_store_reads_it, copy_sample, drop_copy),
+        cmocka_unit_test_setup_teardown(it_becomes_format_2, copy_sample, drop_copy),
         cmocka_unit_test_setup_teardown(the_document_is_right, copy_sample, drop_copy),
     };
 

@@ -445,12 +445,12 @@ static void newer_formats_are_refused(void **state)
     kv_disk_close(d);
     snprintf(path, sizeof(path), "%s/catalog.db", dir_);
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 2", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 3", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
     assert_int_equal(kv_disk_open(&d, &p, &err), KVD_E_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "a cache of format 2, this program reads 1"));
+    assert_non_null(strstr(err.msg, "a cache of format 3, this program reads 2"));
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-    assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 1", NULL, NULL, NULL), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, "PRAGMA user_version = 2", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
     d = open_filled(&p, &m); /* nothing was touched */
     assert_int_equal(stats_of(d).n_put_dup, 2);
