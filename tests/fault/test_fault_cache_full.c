@@ -102,7 +102,7 @@ static void nowhere_to_go(void **state)
         assert_int_equal(kvd_seq_truncate(spills, 0, 0, &err), KVD_OK);
         if (tiny_prefill(spills, i, 2000, &err) != KVD_OK) {
             assert_int_equal(err.code, KVD_E_FULL);
-            assert_non_null(strstr(err.msg, "--kv-host"));
+            assert_non_null(strstr(err.msg, "(kv_host)"));
             assert_int_equal(kvd_seq_len(spills, 0), 0);
             kv_check(spills->kv);
             assert_int_equal(tiny_prefill(spills, i, 200, &err), KVD_OK); /* nothing to seal */
