@@ -187,8 +187,16 @@ kvd_status cli_plan_apply(cli_plan_use *out, kvd_attention_params *a, kvd_sessio
                           const kvd_model *m, const kvd_opts *o, kvd_err *err);
 void       cli_plan_release(cli_plan_use *plan);
 /* A session as cli_session_params() and --plan have it; plan NULL: not wanted. */
+/* Opens a session.  Where another process has the prefix cache's directory it says which one, and
+ * goes on without (p->cache_dir becomes NULL), unless the directory is needed as a tier. */
+kvd_status cli_session_or_uncached(kvd_session **out, kvd_model *m, kvd_session_params *p,
+                                   const kvd_opts *o, kvd_err *err);
 kvd_status cli_session_open(kvd_session **out, kvd_plan *plan, kvd_model *m, kvd_session_params *p,
                             kvd_attention_params *a, const kvd_opts *o, kvd_err *err);
+/* The same; a directory that another process has is an error: a server keeps it for long. */
+kvd_status cli_session_open_cached(kvd_session **out, kvd_plan *plan, kvd_model *m,
+                                   kvd_session_params *p, kvd_attention_params *a,
+                                   const kvd_opts *o, kvd_err *err);
 
 /* ---- cli_serve.c -------------------------------------------------------------------- */
 

@@ -233,7 +233,7 @@ static kvd_status sanity_score(bench *b, kvd_err *err)
     p.attention             = NULL;
     p.trace_path            = NULL;
     if (st == KVD_OK)
-        st = cli_of_option(kvd_session_open(&s, b->m, &p, err), b->o, "cache-dir", err);
+        st = cli_session_or_uncached(&s, b->m, &p, b->o, err);
     memset(want, 1, sizeof(want));
     x.n_token     = (uint32_t)t.n;
     x.token       = t.data;

@@ -190,8 +190,8 @@ static kvd_status prepare(run *r, kvd_err *err)
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory");
     if (path && !(r->out = fopen(path, "wb")))
         return kvd_fail(err, KVD_E_IO, errno, "%s", path);
-    KVD_TRY(kvd_session_plan(r->m, &p, &r->plan, err));
-    return cli_of_option(kvd_session_open(&r->s, r->m, &p, err), r->o, "cache-dir", err);
+    KVD_TRY(cli_session_or_uncached(&r->s, r->m, &p, r->o, err));
+    return kvd_session_plan(r->m, &p, &r->plan, err);
 }
 
 static void print_result(const run *r)

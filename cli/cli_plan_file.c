@@ -2,6 +2,7 @@
 /* cli_plan_file.c - what a plan file belongs to, and --plan FILE: the caps of a profile, and how
  * lanes share a host tier that spills. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "cli.h"
@@ -143,18 +144,49 @@ void cli_plan_release(cli_plan_use *plan)
     plan->records = NULL;
 }
 
-kvd_status cli_session_open(kvd_session **out, kvd_plan *plan, kvd_model *m, kvd_session_params *p,
-                            kvd_attention_params *a, const kvd_opts *o, kvd_err *err)
+kvd_status cli_session_or_uncached(kvd_session **out, kvd_model *m, kvd_session_params *p,
+                                   const kvd_opts *o, kvd_err *err)
+{
+    const kvd_status   st       = kvd_session_open(out, m, p, err);
+    kvd_session_params uncached = *p;
+    kvd_err            why      = { 0 };
+    const char *const  dir      = p->cache_dir;
+
+    uncached.cache_dir = NULL;
+    if (st != KVD_E_BUSY || !dir || kvd_session_open(out, m, &uncached, &why) != KVD_OK)
+        return cli_of_option(st, o, "cache-dir", err);
+    fprintf(stderr, "kvdrive: %s: going on without the prefix cache\n", err->msg);
+    *p = uncached;
+    return KVD_OK;
+}
+
+static kvd_status open_with_plan(kvd_session **out, kvd_plan *plan, kvd_model *m,
+                                 kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,
+                                 bool uncached, kvd_err *err)
 {
     cli_plan_use use;
     kvd_status   st = cli_plan_apply(&use, a, p, m, o, err);
 
+    if (st == KVD_OK) /* before the plan, which is another one without a cache */
+        st = uncached ? cli_session_or_uncached(out, m, p, o, err)
+                      : cli_of_option(kvd_session_open(out, m, p, err), o, "cache-dir", err);
     if (st == KVD_OK && plan)
         st = kvd_session_plan(m, p, plan, err);
-    if (st == KVD_OK)
-        st = cli_of_option(kvd_session_open(out, m, p, err), o, "cache-dir", err);
     a->caps         = NULL;
     p->host_records = NULL;
     cli_plan_release(&use);
     return st;
+}
+
+kvd_status cli_session_open(kvd_session **out, kvd_plan *plan, kvd_model *m, kvd_session_params *p,
+                            kvd_attention_params *a, const kvd_opts *o, kvd_err *err)
+{
+    return open_with_plan(out, plan, m, p, a, o, true, err);
+}
+
+kvd_status cli_session_open_cached(kvd_session **out, kvd_plan *plan, kvd_model *m,
+                                   kvd_session_params *p, kvd_attention_params *a,
+                                   const kvd_opts *o, kvd_err *err)
+{
+    return open_with_plan(out, plan, m, p, a, o, false, err);
 }

@@ -189,7 +189,7 @@ static kvd_status serve(kvd_model **m, kvd_session **s, const server_params *p, 
 
     KVD_TRY(cli_model_open(m, o, err));
     KVD_TRY(cli_serve_params(&sp, &a, o, err));
-    KVD_TRY(cli_session_open(s, &plan, *m, &sp, &a, o, err));
+    KVD_TRY(cli_session_open_cached(s, &plan, *m, &sp, &a, o, err));
     return server_run(*m, *s, &plan, p, err);
 }
 

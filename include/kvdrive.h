@@ -617,6 +617,9 @@ typedef struct kvd_stats {
      * of disk_put_ns, evaluations' waits for writes */
     uint64_t up_ns, up_dense_ns, down_ns, disk_read_ns, disk_put_ns, disk_put_wait_ns;
     uint64_t cached_ns; /* that finding and reading n_cached took; not in prefill_ns */
+    /* Why the prefix cache stores nothing because of its disk: it is full or fails, or the
+     * directory was removed, which is tried again from time to time.  "": it stores */
+    char cache_pause[160];
 } kvd_stats;
 #define KVD_STATS_INIT KVD_SIZED(kvd_stats)
 /* KVD_E_INVAL: out does not say its size. */

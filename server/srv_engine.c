@@ -3,10 +3,12 @@
 #include "srv_engine.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#define IDLE_NS 200000000ull /* after the last step: what is stored is flushed then */
+#define IDLE_NS       200000000ull  /* after the last step: what is stored is flushed then */
+#define CACHE_LOOK_NS 2000000000ull /* an idle server looks whether its cache is there */
 
 /* ---- open and close ---------------------------------------------------------------------- */
 
@@ -146,16 +148,17 @@ static struct timespec in_ns(uint64_t ns)
 /* Until something comes from outside; what was stored is on the disk soon after the last step. */
 static void rest(srv_engine *e)
 {
-    const struct timespec until = in_ns(IDLE_NS);
+    const bool            looks = e->p.cached; /* whether its directory is there */
+    const struct timespec until = in_ns(e->stale ? IDLE_NS : CACHE_LOOK_NS);
     int                   rc    = 0;
     bool                  flush;
 
     pthread_mutex_lock(&e->lock);
     take_view(e, true);
     while (!e->nudged && rc != ETIMEDOUT)
-        rc = e->stale ? pthread_cond_timedwait(&e->wake, &e->lock, &until)
-                      : pthread_cond_wait(&e->wake, &e->lock);
-    flush = e->stale && !e->nudged;
+        rc = e->stale || looks ? pthread_cond_timedwait(&e->wake, &e->lock, &until)
+                               : pthread_cond_wait(&e->wake, &e->lock);
+    flush = (e->stale || looks) && !e->nudged;
     pthread_mutex_unlock(&e->lock);
     if (!flush)
         return;
@@ -245,6 +248,13 @@ void srv_engine_close(srv_engine *e)
     kvd_free(e->view.slot);
     srv_map_free(e->map);
     kvd_free(e);
+}
+
+void srv_engine_cache_pause(srv_engine *e, char *out, size_t bytes)
+{
+    pthread_mutex_lock(&e->lock);
+    snprintf(out, bytes, "%s", e->view.stats.cache_pause);
+    pthread_mutex_unlock(&e->lock);
 }
 
 /* ---- from outside ------------------------------------------------------------------------- */

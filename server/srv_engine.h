@@ -278,6 +278,8 @@ void       srv_engine_stop(srv_engine *e, srv_stop how);
 kvd_status srv_engine_clear(srv_engine *e, char **json, kvd_err *err);
 /* slot: room for n_seq + n_parked. */
 void srv_engine_look(srv_engine *e, srv_view *out, srv_slot_view *slot);
+/* kvd_stats.cache_pause as it was after the last step or rest. */
+void srv_engine_cache_pause(srv_engine *e, char *out, size_t bytes);
 void srv_engine_look_map(srv_engine *e, srv_map *out);
 
 /* ---- srv_sched.c --------------------------------------------------------------------- */

@@ -5,6 +5,18 @@
 
 #include <string.h>
 
+/* Requests are answered all the same. */
+static void put_cache_pause(srv *s, kvd_buf *b)
+{
+    char why[sizeof(((kvd_stats *)NULL)->cache_pause)];
+
+    srv_engine_cache_pause(s->engine, why, sizeof(why));
+    if (!why[0])
+        return;
+    kvd_buf_puts(b, ",\"cache\":\"paused\",\"cache_error\":");
+    srv_put_text(b, why);
+}
+
 void srv_route_health(srv *s, srv_call *c)
 {
     kvd_buf *b = &c->reply.body;
@@ -17,7 +29,9 @@ void srv_route_health(srv *s, srv_call *c)
         kvd_buf_puts(b, "{\"status\":\"stopping\"}");
     } else {
         c->reply.status = 200;
-        kvd_buf_puts(b, "{\"status\":\"ok\"}");
+        kvd_buf_puts(b, "{\"status\":\"ok\"");
+        put_cache_pause(s, b);
+        kvd_buf_puts(b, "}");
     }
 }
 

@@ -162,6 +162,7 @@ typedef struct kv_counts {
     /* In calls of the block store: to read, waits included; to store, likewise, and of that what
      * prompts and steps waited */
     uint64_t disk_read_ns, disk_put_ns, disk_put_wait_ns;
+    char     disk_pause[160]; /* why the disk keeps the block store from storing; "": it does not */
 } kv_counts;
 
 typedef enum kv_made { KV_MADE_PROMPT, KV_MADE_DENSE, KV_MADE_SPARSE } kv_made;

@@ -242,17 +242,42 @@ static kvd_status open_memory(kv_disk *d, kvd_err *err)
     return KVD_OK;
 }
 
-static kvd_status open_steps(kv_disk *d, kvd_err *err)
+static kvd_status lock_dir(kv_disk *d, kvd_err *err)
 {
     char path[DISK_PATH_BYTES];
 
     KVD_TRY(os_dir_open(&d->dir_fd, d->dir, err));
     snprintf(path, sizeof(path), "%s/lock", d->dir);
-    KVD_TRY(os_lock_open(&d->lock_fd, d->dir_fd, path, err));
-    KVD_TRY(open_memory(d, err));
-    KVD_TRY(open_stage(d, err));
+    return os_lock_open(&d->lock_fd, d->dir_fd, path, err);
+}
+
+static kvd_status load_dir(kv_disk *d, kvd_err *err)
+{
     KVD_TRY(kv_disk_cat_open(d, err));
     return kv_disk_space_tidy(d, err);
+}
+
+kvd_status kv_disk_attach(kv_disk *d, kvd_err *err)
+{
+    KVD_TRY(lock_dir(d, err));
+    return load_dir(d, err);
+}
+
+void kv_disk_detach(kv_disk *d)
+{
+    kv_disk_cat_close(d);
+    kv_disk_space_reset(d);
+    os_file_close(d->lock_fd);
+    os_file_close(d->dir_fd);
+    d->lock_fd = d->dir_fd = -1;
+}
+
+static kvd_status open_steps(kv_disk *d, kvd_err *err)
+{
+    KVD_TRY(lock_dir(d, err));
+    KVD_TRY(open_memory(d, err));
+    KVD_TRY(open_stage(d, err));
+    return load_dir(d, err);
 }
 
 /* A limit beyond what the filesystem has is none: min_free_bytes is what then holds. */
@@ -319,8 +344,7 @@ void kv_disk_close(kv_disk *d)
         kv_disk_log_wait(d);
         idle = os_io_close(d->io);
     }
-    kv_disk_cat_close(d);
-    kv_disk_space_reset(d);
+    kv_disk_detach(d);
     for (uint32_t i = 0; i < KV_DISK_PUT_MAX; i++) {
         kvd_free(d->put[i].token);
         kvd_free(d->put[i].lane_put);
@@ -338,8 +362,6 @@ void kv_disk_close(kv_disk *d)
         kvd_pages_free(d->stage, d->stage_bytes);
     EVP_MD_CTX_free(d->sha);
     EVP_MD_free(d->sha_type);
-    os_file_close(d->lock_fd);
-    os_file_close(d->dir_fd);
     kvd_free(d->slot);
     kvd_free(d->unit);
     kvd_free(d->identity);
@@ -372,9 +394,8 @@ const char *kv_disk_kind_name(kv_disk_kind kind)
 
 const char *kv_disk_pause_name(kv_disk_pause p)
 {
-    static const char *const name[] = {
-        "running", "full", "error", "max", "min-free", "day", "rate"
-    };
+    static const char *const name[] = { "running",  "full", "error", "max",
+                                        "min-free", "day",  "rate",  "gone" };
 
     return (uint32_t)p < KVD_COUNTOF(name) ? name[p] : "?";
 }

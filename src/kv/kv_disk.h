@@ -22,6 +22,8 @@
  * Failures   A damaged unit is quarantined: counted, never found again, its reads fail with
  *            KVD_E_CORRUPT.  A disk that is full or broken pauses the stores; reads go on.
  *
+ *            A directory that is removed is noticed and made anew: kv_disk_gone.c.
+ *
  * Thread: one at a time, the one that owns the store.  Work in flight advances in every call of
  * put, poll, wait, flush.  After open, reads allocate nothing but once per unit and match.
  * docs/format-kv.md has the format.  Sizes in bytes. */
@@ -253,7 +255,8 @@ typedef enum kv_disk_pause {
     KV_DISK_PAUSE_MAX,      /* max_bytes, and nothing can be evicted */
     KV_DISK_PAUSE_MIN_FREE, /* min_free_bytes, and nothing can be evicted */
     KV_DISK_PAUSE_DAY,      /* max_bytes_per_day */
-    KV_DISK_PAUSE_RATE      /* max_bytes_per_s */
+    KV_DISK_PAUSE_RATE,     /* max_bytes_per_s */
+    KV_DISK_PAUSE_GONE      /* the directory, or what is in it, was removed */
 } kv_disk_pause;
 
 typedef struct kv_disk_stats {
@@ -279,6 +282,9 @@ typedef struct kv_disk_stats {
     char          pause_text[160]; /* why, or "" */
 } kv_disk_stats;
 
+/* Looks now whether the directory is there, and if it was removed tries to make it anew.  An error
+ * says why it is still missing. */
+kvd_status  kv_disk_look(kv_disk *d, kvd_err *err);
 void        kv_disk_stats_get(const kv_disk *d, kv_disk_stats *out);
 const char *kv_disk_pause_name(kv_disk_pause p);
 

@@ -393,10 +393,10 @@ int64_t kv_disk_cat_unit(kv_disk *d, const kv_disk_key *key, kv_disk_kind kind)
     return id;
 }
 
-static uint32_t cat_behind(kv_disk *d, cat_stmt which, const kv_disk_key *parent, int64_t *id,
-                           uint32_t max)
+uint32_t kv_disk_cat_behind(kv_disk *d, cat_look look, const kv_disk_key *parent, int64_t *id,
+                            uint32_t max)
 {
-    sqlite3_stmt *s = cat_use(d, which);
+    sqlite3_stmt *s = cat_use(d, look == LOOK_TAILS ? CAT_TAILS : CAT_OPENS);
     uint32_t      n = 0;
 
     if (s) {
@@ -408,16 +408,6 @@ static uint32_t cat_behind(kv_disk *d, cat_stmt which, const kv_disk_key *parent
     if (s)
         sqlite3_reset(s);
     return n;
-}
-
-uint32_t kv_disk_cat_tails(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max)
-{
-    return cat_behind(d, CAT_TAILS, parent, id, max);
-}
-
-uint32_t kv_disk_cat_opens(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max)
-{
-    return cat_behind(d, CAT_OPENS, parent, id, max);
 }
 
 /* ---- changes ---------------------------------------------------------------------- */
@@ -979,16 +969,25 @@ kvd_status kv_disk_cat_verify(kv_disk *d, kvd_err *err)
     return d->cat_sound ? KVD_OK : cat_fail(d, rc, err);
 }
 
+void kv_disk_cat_lose(kv_disk *d)
+{
+    d->cat_broken = true;     /* for this process, until it is opened anew */
+    if (d->cat && d->cat->db) /* or SQLite would remove by its name a log that may be another's */
+        (void)sqlite3_db_config(d->cat->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, (int *)NULL);
+}
+
 void kv_disk_cat_close(kv_disk *d)
 {
     if (!d->cat)
         return;
-    kv_disk_cat_alone(d);
+    if (!d->gone)
+        kv_disk_cat_alone(d);
     disconnect(d);
     /* not sooner: closing a file drops SQLite's locks on it */
     os_file_close(d->log.fd);
     os_file_close(d->log.db_fd);
-    d->log = (disk_log){ .fd = -1, .db_fd = -1 };
+    d->log =
+        (disk_log){ .fd = -1, .db_fd = -1, .turn = d->log.turn }; /* a late sync is no new one */
     kvd_free(d->cat);
     d->cat = NULL;
 }

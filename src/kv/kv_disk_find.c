@@ -61,8 +61,11 @@ void kv_disk_quarantine(kv_disk *d, disk_unit *u, const char *why)
 {
     if (u->bad)
         return;
-    u->bad = true;
+    u->bad     = true;
+    d->look_ns = 0;
     kvd_log(KVD_LOG_WARN, "%s: unit %" PRId64 " is quarantined: %s", d->dir, u->id, why);
+    if (d->gone)
+        return;
     if (u->id > 0)
         kv_disk_cat_set_bad(d, u->id);
     else /* it gets no row */
@@ -404,7 +407,7 @@ static disk_unit *longest(finder *f, cat_look look, const kv_disk_key *behind, u
                           uint32_t most, uint32_t *n_fit, uint32_t *provenance)
 {
     int64_t        id[TAIL_MAX];
-    const uint32_t n_id = look(f->d, behind, id, TAIL_MAX);
+    const uint32_t n_id = kv_disk_cat_behind(f->d, look, behind, id, TAIL_MAX);
     disk_unit     *best = NULL;
 
     *n_fit = 0;
@@ -448,7 +451,7 @@ static void add_rest(finder *f, const kv_disk_key *behind, uint64_t first, uint3
         !kv_disk_chain(f->d, behind, &f->salt_id, f->q->provenance[w->provenance[last]], true,
                        f->q->token + first, even, &key))
         return;
-    u = longest(f, kv_disk_cat_tails, &key, first + even, most - even, &n, &p);
+    u = longest(f, LOOK_TAILS, &key, first + even, most - even, &n, &p);
     if (u && even + n > fits) {
         w->n -= fits - even;
         w->n_token[last] = even;
@@ -470,9 +473,9 @@ static void open_way(finder *f, const kv_disk_key *behind, uint64_t first, uint6
         disk_unit *u;
 
         most = (uint32_t)kvd_min_u64(left, w->n_span ? block - 1 : block);
-        u    = longest(f, kv_disk_cat_opens, &at, first, most, &n, &p);
+        u    = longest(f, LOOK_OPENS, &at, first, most, &n, &p);
         if (!u) {
-            u = w->n_span ? longest(f, kv_disk_cat_tails, &at, first, most, &n, &p) : NULL;
+            u = w->n_span ? longest(f, LOOK_TAILS, &at, first, most, &n, &p) : NULL;
             if (u)
                 way_add(w, u, n, p);
             return;
@@ -499,8 +502,7 @@ static tail_way way_behind(finder *f, const find_node *n)
     uint32_t       n_fit, p;
     disk_unit     *u;
 
-    u = longest(f, kv_disk_cat_tails, &n->key, first, (uint32_t)kvd_min_u64(left, UINT32_MAX),
-                &n_fit, &p);
+    u = longest(f, LOOK_TAILS, &n->key, first, (uint32_t)kvd_min_u64(left, UINT32_MAX), &n_fit, &p);
     if (u)
         way_add(&tail, u, n_fit, p);
     if (f->status == KVD_OK)
@@ -615,6 +617,7 @@ kvd_status kv_disk_find(kv_disk *d, const kv_disk_query *q, kv_disk_match *out, 
     kvd_status st;
 
     memset(out, 0, sizeof(*out));
+    kv_disk_watch(d);
     if (!d->p.geometry.n_lane || q->n_provenance > KV_DISK_PROV_MAX)
         return kvd_fail(err, KVD_E_INVAL, 0, "block store: %s",
                         d->p.geometry.n_lane ? "too many provenances" : "opened without a model");

@@ -9,6 +9,7 @@
  *      kv_disk_put.c    writing units
  *      kv_disk_find.c   units in memory, search
  *      kv_disk_read.c   batches of reads
+ *      kv_disk_gone.c   a directory that was removed
  *      kv_disk_tend.c   ls, verify, clear, gc, check */
 #ifndef KVD_KV_DISK_INT_H
 #define KVD_KV_DISK_INT_H
@@ -119,6 +120,8 @@ kvd_status kv_disk_cat_open(kv_disk *d, kvd_err *err);
 /* SQLite looks at its whole file.  KVD_E_CORRUPT: the next open starts with an empty one. */
 kvd_status kv_disk_cat_verify(kv_disk *d, kvd_err *err);
 void       kv_disk_cat_close(kv_disk *d);
+/* Its files are no longer those of their names: nothing is written to those when it is closed. */
+void kv_disk_cat_lose(kv_disk *d);
 /* false: not there, damaged (quarantined then) or an error (counted; a miss). */
 bool kv_disk_cat_row(kv_disk *d, int64_t id, disk_row *out);
 void kv_disk_cat_row_done(kv_disk *d);
@@ -126,11 +129,10 @@ void kv_disk_cat_row_done(kv_disk *d);
 uint32_t kv_disk_cat_names(kv_disk *d, const kv_disk_key *key, int64_t *id, uint32_t *block,
                            uint32_t max);
 int64_t  kv_disk_cat_unit(kv_disk *d, const kv_disk_key *key, kv_disk_kind kind); /* 0: none */
-/* Tails behind a block, the last used first. */
-uint32_t kv_disk_cat_tails(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max);
-typedef uint32_t (*cat_look)(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max);
-/* Open blocks behind a block, and blocks that were open once, the last used first. */
-uint32_t kv_disk_cat_opens(kv_disk *d, const kv_disk_key *parent, int64_t *id, uint32_t max);
+/* Units behind a key, the last used first: tails; or open blocks and blocks that were open once. */
+typedef enum cat_look { LOOK_TAILS, LOOK_OPENS } cat_look;
+uint32_t kv_disk_cat_behind(kv_disk *d, cat_look look, const kv_disk_key *parent, int64_t *id,
+                            uint32_t max);
 /* name: [n_name] keys of its blocks.  r->id > 0: the row of that id has grown to this. */
 kvd_status kv_disk_cat_publish(kv_disk *d, disk_row *r, const kv_disk_key *name, uint32_t n_name,
                                kvd_err *err);
@@ -326,6 +328,8 @@ struct kv_disk {
     disk_cat      *cat;
     bool           cat_broken;
     bool           cat_sound; /* it was read through since it was opened */
+    bool           gone;      /* the directory was removed; cat_broken is set, too */
+    uint64_t       look_ns;   /* when to look next */
     disk_log       log;
     disk_space     space;
     uint64_t       clock; /* the next `used` */
@@ -377,5 +381,11 @@ void kv_disk_sync_submit(kv_disk *d, uint32_t put, int fd);
 void kv_disk_sync_dir_submit(kv_disk *d, uint32_t put);
 void kv_disk_sync_log_submit(kv_disk *d, uint32_t turn, int fd);
 void kv_disk_at(const kv_disk *d, const char *point);
+/* Directory, lock, catalogue and files; and what undoes it, whatever of it is open. */
+kvd_status kv_disk_attach(kv_disk *d, kvd_err *err);
+void       kv_disk_detach(kv_disk *d);
+/* Looks from time to time whether the directory is still there.  To be called where nothing of a
+ * unit is in the caller's hands. */
+void kv_disk_watch(kv_disk *d);
 
 #endif

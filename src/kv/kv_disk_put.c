@@ -115,7 +115,7 @@ static open_found open_find(kv_disk *d, const kv_disk_name *n, const disk_row *w
     const bool grows = n->kind == KV_DISK_OPEN || (n->kind == KV_DISK_BLOCK && d->p.raw_records);
 
     if (grows)
-        n_id = kv_disk_cat_opens(d, &want->parent, id, TAIL_LOOK_MAX);
+        n_id = kv_disk_cat_behind(d, LOOK_OPENS, &want->parent, id, TAIL_LOOK_MAX);
     for (uint32_t i = 0; i < n_id && !out.covers; i++)
         open_look(d, n, want, id[i], &out);
     return out;
@@ -153,7 +153,7 @@ static bool known(kv_disk *d, const disk_row *r, const open_found *found)
         id[0] = found->covers;
         n     = id[0] != 0;
     } else {
-        const uint32_t n_tail = kv_disk_cat_tails(d, &r->parent, id, TAIL_LOOK_MAX);
+        const uint32_t n_tail = kv_disk_cat_behind(d, LOOK_TAILS, &r->parent, id, TAIL_LOOK_MAX);
         disk_row       other;
 
         for (uint32_t i = 0; n == 0 && i < n_tail; i++) {
@@ -389,6 +389,7 @@ kvd_status kv_disk_put_begin(kv_disk *d, const kv_disk_name *name, kv_disk_put *
 {
     const uint64_t t0 = kvd_now_ns();
 
+    kv_disk_watch(d);
     return kv_disk_spent(&d->stats.put_ns, t0, begin(d, name, out, err));
 }
 
@@ -603,7 +604,7 @@ static void supersede(kv_disk *d, const disk_put_unit *p, cat_look look, const k
                       uint32_t at)
 {
     int64_t        id[TAIL_LOOK_MAX];
-    const uint32_t n = look(d, behind, id, TAIL_LOOK_MAX);
+    const uint32_t n = kv_disk_cat_behind(d, look, behind, id, TAIL_LOOK_MAX);
 
     for (uint32_t i = 0; i < n; i++) {
         disk_row   other;
@@ -625,11 +626,11 @@ static void supersede_tails(kv_disk *d, const disk_put_unit *p, const kv_disk_ke
     const kv_disk_kind kind = p->row.kind;
 
     if (kind == KV_DISK_TAIL || p->row.seed)
-        supersede(d, p, kv_disk_cat_tails, &p->row.parent, 0);
+        supersede(d, p, LOOK_TAILS, &p->row.parent, 0);
     if (kind == KV_DISK_OPEN)
-        supersede(d, p, kv_disk_cat_opens, &p->row.parent, 0);
+        supersede(d, p, LOOK_OPENS, &p->row.parent, 0);
     if (was)
-        supersede(d, p, kv_disk_cat_tails, was, n_was);
+        supersede(d, p, LOOK_TAILS, was, n_was);
 }
 
 /* The open block in memory is what its row now says. */
@@ -802,6 +803,7 @@ void kv_disk_poll(kv_disk *d)
 {
     const uint64_t t0 = kvd_now_ns();
 
+    kv_disk_watch(d);
     kv_disk_pump(d, 0);
     d->stats.put_ns += kvd_now_ns() - t0;
 }
@@ -824,6 +826,7 @@ static kvd_status flush(kv_disk *d, put_state last, kvd_err *err)
 
 kvd_status kv_disk_flush(kv_disk *d, kvd_err *err)
 {
+    kv_disk_watch(d);
     return flush(d, PUT_SYNCING, err);
 }
 

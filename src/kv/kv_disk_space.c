@@ -404,6 +404,9 @@ void kv_disk_pause_error(kv_disk *d, int sys, const char *text)
 {
     const bool full = sys == ENOSPC || sys == EDQUOT;
 
+    d->look_ns = 0; /* the next call looks whether the directory is there at all */
+    if (d->gone)
+        return;
     d->stats.pause = full ? KV_DISK_PAUSE_FULL : KV_DISK_PAUSE_ERROR;
     d->stats.n_pause++;
     snprintf(d->stats.pause_text, sizeof(d->stats.pause_text), "%s", text);
@@ -526,6 +529,8 @@ kvd_status kv_disk_space_admit(kv_disk *d, uint64_t bytes, uint64_t written, boo
 {
     const kv_disk_stats *s = &d->stats;
 
+    if (d->gone)
+        return kv_disk_refuse(d, KV_DISK_PAUSE_GONE, s->pause_text, err);
     if (d->cat_broken)
         return kv_disk_refuse(d, KV_DISK_PAUSE_ERROR, "the catalogue is damaged", err);
     if (d->pause_until > kvd_now_ns())

@@ -146,6 +146,7 @@ kvd_status kv_clear(kv_store *s, kvd_buf *json, kvd_err *err)
         kvd_buf_puts(json, "{\"removed_units\":0,\"removed_bytes\":0,\"units\":0,\"bytes\":0}");
         return KVD_OK;
     }
+    KVD_TRY(kv_disk_look(s->cache->disk, err)); /* what was removed by others is not removed here */
     KVD_TRY(kv_flush(s, err));
     return remove_units(s->cache->disk, true, 0, json, err);
 }

@@ -892,7 +892,10 @@ void kv_tier_count(const kv_store *s, kv_counts *c)
     c->n_disk_timeout    = d.n_read_late;
     c->n_disk_corrupt    = d.n_read_corrupt;
     c->n_disk_refused    = d.n_put_refused + d.n_put_failed;
-    c->disk_read_ns      = d.read_ns;
-    c->disk_put_ns       = d.put_ns;
+    if (d.pause == KV_DISK_PAUSE_FULL || d.pause == KV_DISK_PAUSE_ERROR ||
+        d.pause == KV_DISK_PAUSE_GONE)
+        memcpy(c->disk_pause, d.pause_text, sizeof(c->disk_pause));
+    c->disk_read_ns = d.read_ns;
+    c->disk_put_ns  = d.put_ns;
     c->disk_put_wait_ns += d.put_wait_ns;
 }

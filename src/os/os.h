@@ -55,6 +55,8 @@ kvd_status os_dir_make(const char *path, kvd_err *err); /* with its parents, mod
 kvd_status os_dir_open(int *fd, const char *path, kvd_err *err);
 /* Its name without symbolic links; KVD_E_IO: the path has come to mean another directory. */
 kvd_status os_dir_real(int fd, const char *path, char out[OS_PATH_BYTES], kvd_err *err);
+bool       os_dir_is(int fd, const char *path); /* the path means the directory that is open */
+bool       os_file_is_named(int fd);            /* an open file has a name; true: unknown */
 /* Of files in an opened directory; of `path` only the last part counts, the rest is for messages.
  * Opens nothing but a regular file of our own, which becomes mode 0600: a symbolic link is ELOOP.
  */

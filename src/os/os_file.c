@@ -256,6 +256,21 @@ kvd_status os_dir_real(int fd, const char *path, char out[OS_PATH_BYTES], kvd_er
     return KVD_OK;
 }
 
+bool os_dir_is(int fd, const char *path)
+{
+    struct stat a, b;
+
+    return stat(path, &a) == 0 && fstat(fd, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
+bool os_file_is_named(int fd)
+{
+    struct stat st;
+
+    return fstat(fd, &st) != 0 || st.st_nlink > 0;
+}
+
 kvd_status os_dir_sync(const char *path, kvd_err *err)
 {
     const int  fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

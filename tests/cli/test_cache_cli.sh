@@ -71,6 +71,19 @@ flock -n 9
 expect "in use" 1 'in use by another process' "$kvd" cache stats --cache-dir "$dir"
 expect "in use, by a server" 1 'a server has it open, its GET /metrics' \
     "$kvd" cache stats --cache-dir "$dir"
+tiny="-m tests/data/tiny/llama.gguf --cache-dir $dir -c 512"
+tiny="$tiny --rope-scaling linear --rope-scale 64"
+echo 1234 >"$dir/lock" # the number is what the message says
+without='in use by another process, 1234: going on without the prefix cache$'
+echo '{{ messages[0].content }}' >"$tmp/template"
+expect "run goes on" 0 "$without" "$kvd" run $tiny --raw -p x -n 1
+expect "chat goes on" 0 "$without" sh -c \
+    "echo hello | $kvd chat $tiny -n 1 --chat-template $tmp/template"
+expect "perplexity goes on" 0 "$without" "$kvd" perplexity $tiny "$tmp/text"
+expect "a tier cannot be left out" 1 'in use by another process, 1234$' \
+    "$kvd" run ${tiny/-c 512/-c 8192 -b 64 --budget 64} --raw -p x -n 1 --attention sparse \
+    --kv-device 2M --kv-host 60K
+expect "serve says who has it" 1 'in use by another process, 1234$' "$kvd" serve $tiny --port 0
 exec 9>&-
 
 json "gc without a limit" "a['removed_units'] == 0" "$kvd" cache gc --cache-dir "$dir" --json

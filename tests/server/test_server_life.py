@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pathlib
+import shutil
 import signal
 import threading
 import time
@@ -375,6 +376,34 @@ def test_tiers():
         c.close()
         s.wait_idle()
         assert s.post(COMPLETION, ask[2])["choices"] == want[2]
+
+
+def test_cache_directory_is_removed():
+    """It is noticed while nothing is asked for, said in /health and the log, and got over: at once
+    by DELETE /cache, which removes nothing of what is gone."""
+    with Directory() as parent:
+        d = os.path.join(parent, "cache")
+        with Server("--cache-dir", d) as s:
+            ask = {"prompt": list(range(40, 240)) * 3, "max_tokens": 1}
+            s.post("/v1/completions", ask)
+            assert s.get("/health") == {"status": "ok"}
+            shutil.rmtree(d)
+            s.wait_for(lambda: "cache" in s.get("/health"), 20)
+            health = s.get("/health")
+            assert health["status"] == "ok" and health["cache"] == "paused", health
+            assert "the cache directory was removed" in health["cache_error"], health
+            assert any("the cache directory was removed" in x for x in s.lines), s.lines[-5:]
+            s.post("/v1/completions", ask)  # requests are answered all the same
+            os.mkdir(d, 0o700)
+            status, _, data = s.call("DELETE", "/cache")
+            assert status == 200 and json.loads(data) == {
+                "removed_units": 0, "removed_bytes": 0, "units": 0, "bytes": 0}, data
+            s.wait_for(lambda: s.get("/health") == {"status": "ok"}, 20)
+            assert any("the cache directory is back" in x for x in s.lines), s.lines[-5:]
+            s.post("/v1/completions", ask)
+            s.wait_for(lambda: any(x.endswith(".kvd") for x in os.listdir(d)), 20)
+            status, _, data = s.call("DELETE", "/cache")
+            assert status == 200 and json.loads(data)["removed_units"] > 0, data
 
 
 if __name__ == "__main__":
