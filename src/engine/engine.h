@@ -176,9 +176,11 @@ struct kvd_session {
     uint32_t *seq_rows; /* [n_seq] rows of each sequence in the batch */
     uint32_t *seq_new;  /* [n_seq] the same, kept while sequences are made current */
 
-    kvd_graph **graph;      /* [2][3][n_seq] recorded steps: dense and sparse, by what rows keep
-                               of their logits, by number of rows; NULL: the backend has none */
-    uint32_t graph_reserve; /* model->n_reserve when they were recorded */
+    struct engine_graph {
+        kvd_graph *ops;  /* NULL: not recorded */
+        uint64_t   hash; /* of what it was recorded for: engine_graph.c */
+    } * graph; /* [2][3][n_seq] recorded steps: dense and sparse, by what rows keep of their logits,
+                  by rows; NULL: none are recorded */
 
     engine_trials *trials; /* [n_seq] by number of rows; NULL: sizes are not tried */
     uint64_t       trial_ns, trial_refill;
@@ -238,8 +240,6 @@ void       engine_rope_rows(kvd_session *s, uint32_t first, uint32_t n, bool lon
  * so; fn gives its ops to the stream. */
 typedef kvd_status (*engine_enqueue_fn)(kvd_session *s, uint32_t n_token, kvd_err *err);
 kvd_status engine_graphs_open(kvd_session *s, kvd_err *err);
-void       engine_graphs_drop(kvd_session *s); /* after a change of how rows attend */
-void       engine_graph_forget(kvd_session *s, uint32_t n_row); /* of sparse steps of n_row rows */
 void       engine_graphs_close(kvd_session *s);
 bool       engine_graph_fits(const kvd_session *s, uint32_t n_token);
 kvd_status engine_graph_step(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn, kvd_err *err);

@@ -341,7 +341,6 @@ void engine_attention_apply(kvd_session *s)
                   { (uint32_t)caps, (uint32_t)(caps >> 32) } };
 
     kv_set_policy(s->kv, &s->attention.policy);
-    engine_graphs_drop(s);
     engine_schedule_apply(s);
     kv_set_provenance(s->kv, &options,
                       sizeof(options) - (p->caps ? 0 : (uint32_t)sizeof(options.caps)));

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine_graph.c - decode steps that are recorded once and run again, where the backend can: one
  * graph per number of rows and per what rows keep of their logits, sparse and dense.  What changes
- * from step to step lies in memory that ops read (engine_buffers.c, kv_step_begin()), so a recorded
- * step fits all that follow.
+ * from step to step is in memory that ops read (engine_buffers.c, kv_step_begin()), so a recorded
+ * step fits all that follow with the same hash.  A graph whose hash has changed is recorded anew:
+ * there is no other reason.
  *
  * A step qualifies when every row is the one new token of its sequence, wants its logits, and
  * attends like the others, without the host in between.  A step that cannot be recorded runs as it
  * is, from then on all of them.
  *
  * Owns: the session's graphs.  Thread: the session's. */
+#include <xxhash.h>
+
 #include "engine/engine.h"
 
 #define N_KEPT 3u /* all logits, the best, KVD_BEST_MAX of them */
@@ -18,11 +21,32 @@ static uint32_t n_graph(const kvd_session *s)
     return 2 * N_KEPT * s->params.n_seq;
 }
 
-static kvd_graph **graph_of(const kvd_session *s, uint32_t n_token)
+static struct engine_graph *graph_of(const kvd_session *s, uint32_t n_token)
 {
     const uint32_t kept = s->best == 0 ? 0 : s->best == 1 ? 1 : 2;
 
     return &s->graph[((s->n_sparse ? N_KEPT : 0) + kept) * s->params.n_seq + n_token - 1];
+}
+
+/* All that a recorded step depends on but the memory that its ops read: the step program and the
+ * policy's numbers, where ops find scratch, and what a measurement adds. */
+static uint64_t hash_of(const kvd_session *s)
+{
+    const struct {
+        uint64_t    step;
+        const void *marks;
+        float       reuse;
+        uint32_t    n_reserve;
+    } all = { kv_step_hash(s->kv), s->measure.at.ptr, s->measure.params.reuse,
+              s->model->n_reserve };
+
+    return XXH3_64bits(&all, sizeof(all));
+}
+
+static void drop(const kvd_session *s, struct engine_graph *g)
+{
+    s->model->be->ops->graph_close(g->ops);
+    g->ops = NULL;
 }
 
 kvd_status engine_graphs_open(kvd_session *s, kvd_err *err)
@@ -33,38 +57,20 @@ kvd_status engine_graphs_open(kvd_session *s, kvd_err *err)
     return s->graph ? KVD_OK : kvd_fail(err, KVD_E_NOMEM, 0, "session: no memory for its graphs");
 }
 
-void engine_graphs_drop(kvd_session *s)
-{
-    for (uint32_t i = 0; s->graph && i < n_graph(s); i++) {
-        s->model->be->ops->graph_close(s->graph[i]);
-        s->graph[i] = NULL;
-    }
-    s->graph_reserve = s->model->n_reserve;
-}
-
-void engine_graph_forget(kvd_session *s, uint32_t n_row)
-{
-    for (uint32_t i = N_KEPT; s->graph && i < 2 * N_KEPT; i++) {
-        kvd_graph **g = &s->graph[(size_t)i * s->params.n_seq + n_row - 1];
-
-        s->model->be->ops->graph_close(*g);
-        *g = NULL;
-    }
-}
-
 void engine_graphs_close(kvd_session *s)
 {
-    engine_graphs_drop(s);
+    for (uint32_t i = 0; s->graph && i < n_graph(s); i++)
+        drop(s, &s->graph[i]);
     kvd_free(s->graph);
     s->graph = NULL;
 }
 
 bool engine_graph_fits(const kvd_session *s, uint32_t n_token)
 {
-    const bool alone =
-        s->n_sparse == n_token ? kv_step_alone(s->kv) : s->n_sparse == 0 && kv_resident(s->kv);
+    const bool no_host = s->n_sparse == n_token ? kv_step_device_driven(s->kv)
+                                                : s->n_sparse == 0 && kv_resident(s->kv);
 
-    return s->graph && !s->trace && alone && s->n_part == n_token && s->n_out == n_token &&
+    return s->graph && !s->trace && no_host && s->n_part == n_token && s->n_out == n_token &&
            s->in_order && n_token <= s->params.n_seq;
 }
 
@@ -95,15 +101,17 @@ static kvd_status record(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn,
 
 kvd_status engine_graph_step(kvd_session *s, uint32_t n_token, engine_enqueue_fn fn, kvd_err *err)
 {
-    kvd_graph **g   = graph_of(s, n_token);
-    kvd_err     why = { 0 };
-    kvd_status  st;
+    struct engine_graph *g    = graph_of(s, n_token);
+    const uint64_t       hash = hash_of(s);
+    kvd_err              why  = { 0 };
+    kvd_status           st;
 
-    if (s->graph_reserve != s->model->n_reserve)
-        engine_graphs_drop(s); /* another session has moved the backend's scratch */
+    if (g->hash != hash)
+        drop(s, g);
+    g->hash = hash;
     if (atomic_exchange_explicit(&s->cancel, false, memory_order_relaxed))
         return kvd_fail(err, KVD_E_CANCELED, 0, "evaluation canceled");
-    st = *g ? KVD_OK : record(s, n_token, fn, g, &why);
+    st = g->ops ? KVD_OK : record(s, n_token, fn, &g->ops, &why);
     if (st == KVD_E_CANCELED) /* while it was recorded: nothing has run */
         return kvd_fail(err, st, 0, "%s", why.msg);
     if (st != KVD_OK) {
@@ -111,5 +119,5 @@ kvd_status engine_graph_step(kvd_session *s, uint32_t n_token, engine_enqueue_fn
         engine_graphs_close(s);
         return fn(s, n_token, err);
     }
-    return s->model->be->ops->graph_run(*g, s->model->stream, err);
+    return s->model->be->ops->graph_run(g->ops, s->model->stream, err);
 }

@@ -152,6 +152,11 @@ static kvd_status alloc_marks(kvd_session *s, kvd_err *err)
     return st;
 }
 
+static kvd_status mark_stage(void *ctx, uint32_t layer, uint32_t stage, kvd_err *err)
+{
+    return engine_mark(ctx, layer, (kvd_stage)stage, err);
+}
+
 kvd_status engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *err)
 {
     kvd_status st = KVD_OK;
@@ -161,7 +166,6 @@ kvd_status engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *
         return kvd_fail(err, KVD_E_INVAL, 0, "reuse (reuse) %g: expected 0 to 1", (double)p->reuse);
     if (s->cached && s->model->file && (p->reuse > 0.0f || p->stages || p->no_fetch))
         return kvd_fail(err, KVD_E_INVAL, 0, "measured steps must not reach a cache (cache_dir)");
-    engine_graphs_drop(s);
     engine_measure_close(s);
     kv_get_counts(s->kv, &c);
     s->measure = (engine_measuring){ .params   = *p,
@@ -172,6 +176,8 @@ kvd_status engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *
         st = alloc_marks(s, err);
     if (st != KVD_OK)
         s->measure = (engine_measuring){ 0 };
-    kv_set_measure(s->kv, st == KVD_OK && p->stages, st == KVD_OK && p->no_fetch);
+    kv_set_measure(s->kv, &(kv_measure){ .mark     = st == KVD_OK && p->stages ? mark_stage : NULL,
+                                         .ctx      = s,
+                                         .no_fetch = st == KVD_OK && p->no_fetch });
     return st;
 }

@@ -132,14 +132,14 @@ static kvd_status attend_dense(kvd_session *s, uint32_t layer, const model_run *
     return KVD_OK;
 }
 
-/* The three stages for the rows that attend sparsely. */
+/* For the rows that attend sparsely. */
 static kvd_status attend_sparse(kvd_session *s, uint32_t layer, const model_run *r, kvd_err *err)
 {
     const model_hparams *hp     = model_get_hparams(s->model->net);
     const uint64_t       stride = (uint64_t)hp->n_head * hp->head_dim;
     /* the host reads it, too, where it has a part in the step */
     const uint32_t *row =
-        kv_step_alone(s->kv) ? engine_dev(&s->buf, s->buf.sparse_row) : s->buf.sparse_row;
+        kv_step_device_driven(s->kv) ? engine_dev(&s->buf, s->buf.sparse_row) : s->buf.sparse_row;
     const kv_query q = { .layer      = layer,
                          .n_row      = s->n_sparse,
                          .seq        = s->sparse_seq,
@@ -150,13 +150,7 @@ static kvd_status attend_sparse(kvd_session *s, uint32_t layer, const model_run 
                          .out        = r->att,
                          .scale      = hp->attn_scale };
 
-    if (!engine_measures_stages(s))
-        return kv_attend_sparse(s->kv, r->stream, &q, err);
-    KVD_TRY(kv_select(s->kv, r->stream, &q, err));
-    KVD_TRY(engine_mark(s, layer, KVD_STAGE_SELECT, err));
-    KVD_TRY(kv_fetch(s->kv, r->stream, &q, err));
-    KVD_TRY(engine_mark(s, layer, KVD_STAGE_FETCH, err));
-    return kv_attend(s->kv, r->stream, &q, err);
+    return kv_attend_sparse(s->kv, r->stream, &q, err);
 }
 
 /* A batch with sparse rows: the others, runs of them, attend to everything. */

@@ -77,10 +77,8 @@ void engine_schedule_begin(kvd_session *s, uint32_t n_token)
         return;
     }
     want = t->size < t->n_size ? rows[t->size] : t->best;
-    if (t->rows != want) {
-        engine_graph_forget(s, s->n_sparse);
+    if (t->rows != want)
         t->step = 0;
-    }
     t->rows = want;
     set_rows(s, want);
     kv_get_counts(s->kv, &c);

@@ -13,8 +13,9 @@
  * sequence; kv_seq_release() gives the room back instead.  After a commit kv_seq_seal() seals what
  * is due.  Nothing else changes a sequence but kv_seq_truncate().
  *
- * Sparse attention of a decode step, per layer: kv_select(), kv_fetch(), kv_attend().  The window
- * that it keeps is a function of tokens and policy alone: placement moves bytes, never the window.
+ * Sparse attention of a decode step: kv_step_begin(), then kv_attend_sparse() once a layer, then
+ * kv_step_end().  The window that it keeps is a function of tokens and policy alone: placement
+ * moves bytes, never the window.
  *
  * Thread: the thread that owns the session.  Lengths in tokens, offsets in bytes. */
 #ifndef KVD_KV_H
@@ -22,6 +23,7 @@
 
 #include "backend/backend.h"
 #include "base/base.h"
+#include "sparse/sparse.h"
 
 #define KV_BLOCK_TOKENS 256u
 #define KV_CHUNK_TOKENS 4u  /* default of chunk_tokens */
@@ -333,7 +335,7 @@ void kv_seq_restart(kv_store *s, uint32_t seq);
 /* One new token each, K and V stored but not committed. */
 typedef struct kv_query {
     uint32_t        layer, n_row;
-    uint32_t        first; /* number of its first row among the step's: 0, but inside kv/ */
+    uint32_t        first; /* number of its first row among the step's; 0 outside kv/ */
     const uint32_t *seq;   /* [n_row], no two equal */
     const uint32_t *row;   /* [n_row] of q and out */
     uint64_t        q_stride, out_stride;
@@ -343,38 +345,44 @@ typedef struct kv_query {
 } kv_query;
 
 /* Around the layers of a batch in which rows attend sparsely: before the first, and after the
- * stream has passed the last.  With device_steps, and where neither the estimation zone nor a tap
- * needs the host, begin writes all that the batch's ops read, and the stages only give ops to the
- * stream: no op of a layer waits for the host.  Ops may wait for records on disk, though, which the
- * host reads while it waits in kv_step_wait(): nobody may wait for the stream otherwise.  end: the
- * step has failed where such records could not be had. */
+ * stream has passed the last.  begin chooses the step program for n_row rows; seq and row [n_row]
+ * stay as they are until the end.  Where the device drives the step (device_steps, and neither the
+ * estimation zone nor a tap needs the host), begin writes all that the batch's ops read, and the
+ * layers only give ops to the stream.  Ops may wait for records on disk, though, which the host
+ * reads in kv_step_wait(): nobody may wait for the stream otherwise.  end: the step has failed
+ * where such records could not be had. */
 kvd_status kv_step_begin(kv_store *s, kvd_stream *st, const uint32_t *seq, const uint32_t *row,
                          uint32_t n_row, kvd_err *err);
 kvd_status kv_step_end(kv_store *s, kvd_err *err);
 /* First in what a batch gives to the stream: block lists, and what begin has written, as ops will
  * read them. */
 kvd_status kv_step_upload(kv_store *s, kvd_stream *st, kvd_err *err);
-bool       kv_step_alone(const kv_store *s); /* whether the batch begun goes so */
+bool       kv_step_device_driven(const kv_store *s); /* whether the step begun is */
+/* What a recorded step depends on besides the memory that its ops read; 0: no sparse step. */
+uint64_t              kv_step_hash(const kv_store *s);
+const sparse_program *kv_step_program(const kv_store *s);           /* of the step begun last */
 kvd_status kv_step_wait(kv_store *s, kvd_stream *st, kvd_err *err); /* until the stream is done */
 /* Instead of end, after a failure: waits for the streams, and for nothing else. */
 void kv_step_abort(kv_store *s, kvd_stream *st);
 /* Whether ops are recorded now, so that nothing may be waited for; else they are waited for layer
  * by layer where they may wait for the host. */
 void kv_step_recording(kv_store *s, bool on);
-/* Behind the last layer: what was given to a stream beside this one is behind it, too. */
+/* Behind the last layer: the stream goes on after what was given to other streams. */
 kvd_status kv_step_join(kv_store *s, kvd_stream *st, kvd_err *err);
-/* A layer's sparse attention: the three stages as the schedule orders them. */
+/* A layer's sparse attention for the step's rows, by the step program. */
 kvd_status kv_attend_sparse(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-/* One after the other, each for the same query. */
-kvd_status kv_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status kv_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status kv_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 
-/* ---- measuring (kv_measure.c) ------------------------------------------------------ */
+/* ---- measuring ---------------------------------------------------------------------- */
 
-/* From the next step on.  in_place: what a step fetches beside itself it fetches in kv_fetch();
- * no_fetch: windows change as ever, but no record moves up. */
-void kv_set_measure(kv_store *s, bool in_place, bool no_fetch);
+/* From the next step on.  no_fetch: windows change as ever, but no record moves. */
+typedef struct kv_measure {
+    /* Called behind select (KVD_STAGE_SELECT) and behind all fetches (KVD_STAGE_FETCH) of a layer,
+     * which then go one after the other on the main stream.  NULL: nobody measures stages. */
+    kvd_status (*mark)(void *ctx, uint32_t layer, uint32_t stage, kvd_err *err);
+    void *ctx;
+    bool  no_fetch;
+} kv_measure;
+void kv_set_measure(kv_store *s, const kv_measure *m);
 /* What a sparse step of the sequence reads at least over all layers: of index and kept tokens. */
 uint64_t kv_select_bytes(const kv_store *s, uint32_t seq);
 uint64_t kv_dense_bytes(const kv_store *s, uint32_t seq); /* the same of one to all tokens */

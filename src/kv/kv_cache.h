@@ -250,7 +250,7 @@ void       kv_tier_miss(kv_store *s, uint32_t layer, uint32_t seq, uint64_t lane
 kvd_status kv_tier_fetch(kv_store *s, kvd_stream *st, uint32_t layer, bool urgent, kvd_err *err);
 void       kv_tier_settle(kv_store *s);
 
-/* kv_serve.c: a step without the host (kv_alone.c) asks for records on disk while it runs.  begin:
+/* kv_serve.c: a step that the device drives requests records on disk while it runs.  begin:
  * before it; link: the queue as ops see it, batch: a layer's in it; poll: starts reads and tells
  * what has come, without waiting, for as long as the step runs; give_up: nothing more will come;
  * end: the streams are done: what has come may stay in the host tier.  KVD_E_IO and its kin:

@@ -7,13 +7,12 @@
  * kv_seal.c     raw blocks to records and back
  * kv_prompt.c   a prompt that goes through the layers one by one; kv_leave.c: what leaves meanwhile
  * kv_pack.c     records in the form of lower tiers
- * kv_step.c     select, fetch, attend
- * kv_alone.c    the same without the host in between
- * kv_sched.c    in which order their work is given to which stream
- * kv_lookup.c   windows changed by the CPU
- * kv_measure.c  what measurements of speed change and ask
- * kv_tier.c     the disk as a tier; kv_land.c: where its records come to; kv_serve.c: for
- *               kv_alone.c
+ * kv_step.c     a sparse step: its program (sparse/), what goes before and after the layers
+ * kv_stages.c   what each stage of a program does
+ * kv_args.c     arguments of the stages' ops
+ * kv_count.c    counters, observers, checks of windows
+ * kv_tier.c     the disk as a tier; kv_land.c: where its records arrive; kv_serve.c: requests of
+ *               steps that the device drives
  * kv_zone.c     the estimation zone: what stands for the tokens that a step does not attend to
  * kv_cache.c    what is sealed goes to the block store (kv_disk.h); kv_restore.c: and back;
  *               kv_ferry.c, kv_restore_up.c: the same for a device with memory of its own
@@ -24,6 +23,7 @@
 #define KVD_KV_IMPL_H
 
 #include "kv/kv.h"
+#include "sparse/sparse.h"
 
 #define KV_NO_BLOCK UINT64_MAX
 #define KV_NO_HOST  KVD_HOST_NONE
@@ -52,16 +52,16 @@ typedef struct kv_copies {
 
 enum { KV_COPIES, KV_COPIES_LATE }; /* of kv_step.list */
 
-/* Arrays of one step, written by select and read by fetch and attend; those marked * are there once
- * for each layer with device_steps. */
+/* Arrays of one step, written by select and read by fetch and attend.  Those marked * exist once a
+ * layer with device_steps. */
 typedef struct kv_step {
-    bool              alone; /* under way without the host */
     bool              recording;
-    bool              has_late, has_urgent; /* something was given to these streams */
-    uint32_t          n_row;                /* of it */
-    uint64_t          n_up;                 /* urgent misses of a layer, listed by kv_lookup.c */
-    const uint32_t   *rows_seq;
-    kvd_window_place *place; /* *[n_seq] */
+    uint32_t          n_row;      /* of the step under way; 0: none is */
+    const uint32_t   *rows_seq;   /* [n_row] */
+    uint64_t          n_up;       /* urgent misses of the layer that the host has listed */
+    uint32_t          seq_stride; /* between layers of what is marked *; 0: layers share it */
+    ptrdiff_t         args_shift, found_shift; /* from ARGS and FOUND to what ops use of them */
+    kvd_window_place *place;                   /* *[n_seq] */
     /* kept_span, select, chosen, window, change, k, fetch, into, sink: * */
     kvd_attn_span     *kept_span, *near_span, *urgent_span; /* [n_seq][n_kv_head] */
     kvd_select_seq    *select;                              /* [n_seq] */
@@ -91,6 +91,21 @@ typedef struct kv_prompt {
     uint32_t        left;       /* of them and the layer under way, up to here on their way down */
     kv_prompt_query last;       /* of the layer that is closing */
 } kv_prompt;
+
+/* What a sparse step runs on (kv_step.c). */
+typedef kvd_status (*kv_stage_fn)(kv_store *s, kvd_stream *st, const kv_query *rows, kvd_err *err);
+
+typedef struct kv_exec {
+    sparse_program program;
+    sparse_machine machine;              /* its streams and events: NULL where none are needed */
+    kv_stage_fn    stage[SPARSE_N_KIND]; /* of the program */
+    kvd_event     *event[SPARSE_EVENTS_MAX];
+    kvd_event     *joined; /* the main stream waits for another, or the host for it */
+    kvd_backend   *cpu;    /* changes windows with host_lookup, where memory is not unified */
+    kvd_stream    *cpu_stream;
+    kv_schedule    schedule;
+    kv_measure     measure;
+} kv_exec;
 
 /* Where maps and lists lie.  Where memory is not unified and steps go without the host, MAP is the
  * device's alone, ARGS lie in pinned memory and are mirrored on the device, and FOUND is the
@@ -153,16 +168,7 @@ struct kv_store {
 
     kvd_stream *down; /* beside a prompt, what leaves; NULL: it does not leave early */
     kvd_event  *written, *left;
-    bool        in_place, no_fetch; /* kv_set_measure() */
-    /* device_steps or host_lookup, not resident.  late: what a step does not wait for; urgent: what
-     * it waits for, where rows select or attend meanwhile. */
-    kvd_stream *late, *urgent;
-    kvd_event  *change_known, *late_done, *step_done, *arrived[KVD_MICRO_BATCHES_MAX];
-    kv_schedule schedule;
-
-    kvd_backend *cpu; /* host_lookup, memory not unified: who changes windows; else NULL */
-    kvd_stream  *cpu_stream;
-    kvd_event   *found[KVD_MICRO_BATCHES_MAX]; /* likewise */
+    kv_exec     exec;
 
     struct kv_tier  *tier;  /* the disk as a tier; NULL: the host has room for all */
     struct kv_cache *cache; /* the block store and what belongs to it; NULL: none */
@@ -307,27 +313,23 @@ static inline void *kv_dev(const kv_store *s, const void *args)
     return (uint8_t *)dev->ptr + off;
 }
 
-/* The same in a step: with the host in between, it is read where it is. */
-static inline void *kv_step_dev(const kv_store *s, void *args)
+/* Where ops of the step read what the host has written in ARGS: a mirror where the device drives.
+ */
+static inline void *kv_step_dev(const kv_store *s, const void *args)
 {
-    return s->step.alone ? kv_dev(s, args) : args;
+    return (uint8_t *)(uintptr_t)args + s->step.args_shift;
 }
 
-/* Where a step's ops leave what the host reads in FOUND. */
+/* Where they leave what the host reads in FOUND. */
 static inline void *kv_found(const kv_store *s, void *host)
 {
-    const kvd_mem *dev = &s->mirror[KV_FOUND];
-
-    return s->step.alone && dev->ptr
-               ? (uint8_t *)dev->ptr + ((uint8_t *)host - (uint8_t *)s->region[KV_FOUND].ptr)
-               : host;
+    return (uint8_t *)host + s->step.found_shift;
 }
 
-/* Numbers of the first sequence and the first lane of a layer's arrays in a step: each layer has
- * its own where the device goes alone, else they share them. */
+/* Number of the first sequence in a layer's arrays of a step, and of the first lane. */
 static inline size_t kv_seq_at(const kv_store *s, uint32_t layer)
 {
-    return s->step.alone ? (size_t)layer * s->params.n_seq : 0;
+    return (size_t)layer * s->step.seq_stride;
 }
 
 static inline size_t kv_lane_at(const kv_store *s, uint32_t layer)
@@ -455,77 +457,44 @@ kvd_status kv_zone_build(kv_store *s, kvd_stream *st, uint32_t layer, const kvd_
 bool       kv_zone_used(const kv_store *s);
 kvd_status kv_zone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
 
-/* kv_step.c.  What every step does with a sequence's or a lane's part of it. */
-kvd_status kv_clear_windows(kv_store *s, kvd_stream *st, uint32_t seq, kvd_err *err);
-void       kv_count_lane(kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
-                         const kvd_select_result *chosen, const kvd_window_result *change);
-/* What ops of a layer read of row number i of a step, row `row` of q, of sequence seq; then the
- * ops' arguments: attention to a span (what is merged and asked for is left open), to the kept set,
- * scores and selection, the window's change. */
-void               kv_list_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint32_t layer);
-kvd_attn_span_args kv_span_args(const kv_store *s, const kv_query *q, const kvd_attn_span *span);
-kvd_attn_span_args kv_kept_args(const kv_store *s, const kv_query *q);
-kvd_select_args    kv_select_args(const kv_store *s, const kv_query *q);
-kvd_window_args    kv_window_args(const kv_store *s, const kv_query *q);
-/* These ops; the windows' by the CPU with kv_store.cpu. */
-kvd_status         kv_attend_spans(kv_store *s, kvd_stream *st, const kv_query *q,
-                                   const kvd_attn_span *span, float *lse, float *out, kvd_err *err);
-kvd_status         kv_attend_kept(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status         kv_score_chunks(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status         kv_change_windows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
+/* kv_step.c.  open: streams and events.  clear_windows: windows and averages of all layers of a
+ * sequence are emptied, on the stream; a refill starts from that. */
+kvd_status         kv_exec_open(kv_store *s, kvd_err *err);
+void               kv_exec_close(kv_store *s);
+kvd_status         kv_clear_windows(kv_store *s, kvd_stream *st, uint32_t seq, kvd_err *err);
 static inline bool kv_refills(const kv_seq *q)
 {
     return q->step == 0;
 }
 
-/* kv_step.c, for kv_lookup.c.  count_rows: what the windows' change has told.  span_rows: what rows
- * attend to.  list_misses: a query's urgent misses or the others, behind the n listed; returns how
- * many there are then. */
-void     kv_count_rows(kv_store *s, const kv_query *q);
-void     kv_span_rows(kv_store *s, const kv_query *q, bool urgent);
-uint64_t kv_list_misses(kv_store *s, const kv_query *q, bool urgent, uint64_t n);
-/* Before the rows' first layer, and behind their last. */
-kvd_status kv_begin_rows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-void       kv_finish_rows(kv_store *s, const kv_query *q);
+/* kv_stages.c: the functions of a program's stages, to stage [SPARSE_N_KIND]. */
+void kv_stages_of(const sparse_program *p, kv_stage_fn *stage);
 
-/* kv_sched.c.  micro_batch: rows of one.  rows: some of a query's. */
-kvd_status kv_sched_open(kv_store *s, kvd_err *err);
-void       kv_sched_close(kv_store *s);
-uint32_t   kv_micro_batch(const kv_store *s, uint32_t n_row);
-uint32_t   kv_track_of(const kv_store *s, const kvd_stream *st); /* in a trace */
-kv_query   kv_query_rows(const kv_query *q, uint32_t first, uint32_t n);
-kvd_status kv_attend_near(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-/* The urgent misses in micro-batches, each as soon as they are there. */
-kvd_status kv_attend_urgent(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-/* start_urgent: those of micro-batch i, as soon as its windows have changed on `st`: on it where
- * the host changes them and the schedule is sequential, else beside it.  start_late: the other
- * misses of all rows, beside `st`, behind the urgent ones of micro-batch `last` where those are
- * beside it as well. */
-kvd_status kv_start_urgent(kv_store *s, kvd_stream *st, const kv_query *part, uint32_t i,
-                           kvd_err *err);
-kvd_status kv_start_late(kv_store *s, kvd_stream *st, const kv_query *q, uint32_t last,
-                         kvd_err *err);
+/* kv_args.c.  list_row: what ops of a layer read of row number i of the step, which is row `row` of
+ * q and belongs to sequence seq; list_all_layers: of every layer.  The others: arguments of ops for
+ * the rows of a query.  span_args leaves open what is merged and what comes out. */
+void kv_list_row(kv_store *s, uint32_t i, uint32_t seq, uint32_t row, uint32_t layer);
+void kv_list_all_layers(kv_store *s, uint32_t i, uint32_t seq, uint32_t row);
+/* Offset of a slot's record in the pool; resident: of the chunk in its block. */
+uint64_t           kv_record_of_slot(const kv_store *s, uint32_t seq, uint32_t layer, uint32_t head,
+                                     uint32_t slot);
+kvd_attn_span_args kv_span_args(const kv_store *s, const kv_query *q, const kvd_attn_span *span);
+kvd_attn_span_args kv_kept_args(const kv_store *s, const kv_query *q);
+kvd_select_args    kv_select_args(const kv_store *s, const kv_query *q);
+kvd_window_args    kv_window_args(const kv_store *s, const kv_query *q);
+kvd_window_spans_args kv_spans_args(const kv_store *s, const kv_query *q);
+kvd_window_post_args  kv_post_args(const kv_store *s, const kv_query *q);
+kvd_window_fetch_args kv_fetch_args(const kv_store *s, const kv_query *q, bool urgent);
 
-/* kv_lookup.c.  change: windows by the CPU, once the stream is there.  layer: all of
- * kv_attend_sparse() where neither the disk tier, the estimation zone nor a tap takes part. */
-kvd_status kv_lookup_open(kv_store *s, kvd_err *err);
-void       kv_lookup_close(kv_store *s);
-kvd_status kv_lookup_change(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status kv_lookup_layer(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-/* Urgent ones behind those listed so far in the layer, or the others. */
-kvd_status kv_lookup_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
-                            kvd_err *err);
+/* kv_count.c.  rows: of a layer, once their windows have changed; step: of all layers, after a step
+ * that the device drove; late: n selected chunks of a lane whose records are still being read.
+ * tap_rows: shows a layer's lanes to the observer. */
+void kv_count_rows(kv_store *s, const kv_query *q);
+void kv_count_step(kv_store *s);
+void kv_count_late(kv_store *s, uint32_t layer, uint32_t head, uint32_t n);
+void kv_tap_rows(const kv_store *s, const kv_query *q);
 
-/* kv_alone.c: the stages of kv.h, when kv_step.alone.  choose: select without what it starts beside
- * itself; misses: brings them up, urgent ones or the others. */
-kvd_status kv_alone_choose(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status kv_alone_misses(kv_store *s, kvd_stream *st, const kv_query *q, bool urgent,
-                           kvd_err *err);
-kvd_status kv_alone_select(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status kv_alone_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-kvd_status kv_alone_attend(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err);
-
-/* kv_step.c: asserts that slot maps and slots agree. */
+/* kv_count.c: asserts that slot maps and slots agree. */
 void kv_check_windows(const kv_store *s);
 
 #endif

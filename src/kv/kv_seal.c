@@ -174,7 +174,7 @@ void kv_forget_window(kv_store *s, uint32_t seq, uint32_t b)
         const uint64_t first = (kv_lane(s, seq, 0) + i) * s->n_chunk_max + at;
 
         for (uint32_t c = 0; c < s->block_chunks; c++) {
-            if (!s->cpu)
+            if (!s->exec.cpu)
                 s->ema[first + c] = 0;
             s->slot_of[first + c] = KVD_SLOT_NONE;
         }

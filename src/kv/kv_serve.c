@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kv_serve.c - the disk tier under a step that the device goes through alone (kv_alone.c).
+/* kv_serve.c - the disk tier under a step that the device drives.
  *
  * What a layer misses and the host tier does not have, window_post writes to one of two queues in
  * pinned memory, urgent misses and others; window_fetch waits for it.  The host has nothing else to

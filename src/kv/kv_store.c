@@ -211,9 +211,7 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     s->params.lane_tokens = NULL; /* borrowed for the call */
     st                    = kv_leave_open(s, err);
     if (st == KVD_OK)
-        st = kv_sched_open(s, err);
-    if (st == KVD_OK)
-        st = kv_lookup_open(s, err);
+        st = kv_exec_open(s, err);
     if (st == KVD_OK)
         st = kv_cache_open(s, err);
     if (st == KVD_OK)
@@ -259,8 +257,7 @@ void kv_store_close(kv_store *s)
     kv_parked_close(s);
     kv_tier_close(s);
     kv_cache_close(s);
-    kv_sched_close(s);
-    kv_lookup_close(s);
+    kv_exec_close(s);
     kv_leave_close(s);
     s->be->ops->mem_free(s->be, &s->pool);
     s->be->ops->mem_free(s->be, &s->landmarks);

@@ -22,13 +22,13 @@ check() {
     python3 tests/cli/check_trace.py "$tmp/trace.json" "${names[@]}"
 }
 
-sparse="decode step,prefill,layer,qkv,attention,select,fetch,attend,fetch late,ffn,logits,seal"
+sparse="decode step,prefill,layer,qkv,attention,select,attend,ffn,logits,seal"
 check "$sparse"
 device=$("$kvd" plan "${model[@]}" --json | python3 -c 'import json, sys
 print(json.load(sys.stdin)["kv_device_bytes"] - 1)')
 tiers=(--kv-device "$device" --kv-host 60000 --cache-dir "$tmp/cache" --kv-disk-free 0)
-check "$sparse,batch,stage,store tail,I/O wait,disk read" "${tiers[@]}"
-check "${sparse/,prefill/},restore,I/O wait,disk read" "${tiers[@]}"
+check "$sparse,fetch,fetch late,batch,stage,store tail,I/O wait,disk read" "${tiers[@]}"
+check "${sparse/,prefill/},fetch,fetch late,restore,I/O wait,disk read" "${tiers[@]}"
 check "${sparse/attend,/attend,zone,}" --zone 16
 check "decode step,prefill,layer,qkv,attention,ffn,logits" --attention dense
 "$kvd" bench -m tests/data/tiny/qwen2.gguf -p 16 -n 4 -r 2 --trace "$tmp/bench.json" >/dev/null

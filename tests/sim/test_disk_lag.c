@@ -181,6 +181,26 @@ static void poison(world *w, const kv_query *q)
     }
 }
 
+static world      *poisoned;
+static kv_stage_fn fetch_urgent;
+
+static kvd_status poison_and_fetch(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
+{
+    poison(poisoned, q);
+    return fetch_urgent(s, st, q, err);
+}
+
+/* The step program has been chosen: its first fetch finds poison in the slots of all misses. */
+static void poison_fetches(world *w)
+{
+    kv_stage_fn *stage = &w->s->exec.stage[SPARSE_FETCH_URGENT];
+
+    poisoned = w;
+    if (*stage != poison_and_fetch)
+        fetch_urgent = *stage;
+    *stage = poison_and_fetch;
+}
+
 /* n_layer < N_LAYER: canceled there. */
 static void run_step(world *w, const uint32_t *seq, uint32_t n, uint32_t n_layer)
 {
@@ -188,6 +208,8 @@ static void run_step(world *w, const uint32_t *seq, uint32_t n, uint32_t n_layer
 
     for (uint32_t i = 0; i < KVD_COUNTOF(w->query); i++) /* neighbouring steps are alike */
         w->query[i] = 0.95f * w->query[i] + kvd_rng_f32(&w->rng) - 0.5f;
+    assert_int_equal(kv_step_begin(w->s, w->st, seq, row, n, NULL), KVD_OK);
+    poison_fetches(w);
     for (uint32_t il = 0; il < n_layer; il++) {
         const kv_query q = { .layer      = il,
                              .n_row      = n,
@@ -199,13 +221,14 @@ static void run_step(world *w, const uint32_t *seq, uint32_t n, uint32_t n_layer
                              .out        = w->out[il],
                              .scale      = 0.25f };
 
-        assert_int_equal(kv_select(w->s, w->st, &q, NULL), KVD_OK);
-        poison(w, &q);
-        assert_int_equal(kv_fetch(w->s, w->st, &q, NULL), KVD_OK);
-        assert_int_equal(kv_attend(w->s, w->st, &q, NULL), KVD_OK);
+        assert_int_equal(kv_attend_sparse(w->s, w->st, &q, NULL), KVD_OK);
         for (uint32_t i = 0; i < n * N_HEAD * HEAD; i++)
             assert_true(isfinite(w->out[il][i]));
     }
+    if (n_layer < N_LAYER)
+        kv_step_abort(w->s, w->st);
+    else
+        assert_int_equal(kv_step_end(w->s, NULL), KVD_OK);
 }
 
 static void op_step(world *w, bool cancel)

@@ -269,9 +269,7 @@ static kvd_status layers(world *w, uint32_t i, const uint32_t *seq, uint32_t n, 
 
         if (how & CANCELED && il == N_LAYER - 1)
             return KVD_E_CANCELED;
-        KVD_TRY(kv_select(s, w->st, &q, err));
-        KVD_TRY(kv_fetch(s, w->st, &q, err));
-        KVD_TRY(kv_attend(s, w->st, &q, err));
+        KVD_TRY(kv_attend_sparse(s, w->st, &q, err));
     }
     return kv_step_join(s, w->st, err);
 }
@@ -293,7 +291,7 @@ static kvd_status step(world *w, uint32_t i, uint32_t how, kvd_err *err)
     st = kv_step_begin(s, w->st, seq, w->row, N_SEQ, err);
     if (st == KVD_OK)
         st = kv_step_upload(s, w->st, err);
-    assert_true(kv_step_alone(s));
+    assert_true(kv_step_device_driven(s));
     kv_step_recording(s, how != 0);
     if (st == KVD_OK)
         st = layers(w, i, seq, N_SEQ, how, err);

@@ -295,9 +295,7 @@ static void run_step(world *w, kv_store *s, const uint32_t *seq, uint32_t n, con
                              .out        = out + (size_t)il * N_SEQ * N_HEAD * HEAD,
                              .scale      = 0.25f };
 
-        assert_int_equal(kv_select(s, w->st, &q, NULL), KVD_OK);
-        assert_int_equal(kv_fetch(s, w->st, &q, NULL), KVD_OK);
-        assert_int_equal(kv_attend(s, w->st, &q, NULL), KVD_OK);
+        assert_int_equal(kv_attend_sparse(s, w->st, &q, NULL), KVD_OK);
     }
     assert_int_equal(kv_step_join(s, w->st, NULL), KVD_OK);
     assert_int_equal(kv_step_end(s, NULL), KVD_OK);
