@@ -212,7 +212,21 @@ static void plan_device(const kvd_plan *p)
     plan_row("pinned", p->pinned_bytes, "host memory that the device reads: KV host tier, lists");
 }
 
-static void plan_json(const kvd_plan *p, const cli_plan_use *use)
+/* ASCII without quotes, in lines. */
+static void plan_steps_json(const char *text)
+{
+    printf(",\"steps\":[\"");
+    for (; *text; text++) {
+        if (*text == '\n' && text[1])
+            printf("\",\"");
+        else if (*text != '\n')
+            putchar(*text);
+    }
+    printf("\"]");
+}
+
+/* steps: the step program, or NULL. */
+static void plan_json(const kvd_plan *p, const cli_plan_use *use, const char *steps)
 {
     printf("{\"n_ctx\":%u,\"n_seq\":%u,\"n_batch\":%u,\"weight_bytes\":%" PRIu64
            ",\"kv_bytes\":%" PRIu64 ",\"scratch_bytes\":%" PRIu64 ",\"host_bytes\":%" PRIu64
@@ -233,6 +247,8 @@ static void plan_json(const kvd_plan *p, const cli_plan_use *use)
            p->device_bytes, p->device_context_bytes, p->device_limit_bytes, p->pinned_bytes);
     if (use->has_shares)
         plan_shares_json(&use->shares);
+    if (steps)
+        plan_steps_json(steps);
     printf("}\n");
 }
 
@@ -292,6 +308,7 @@ int cli_plan(const kvd_opts *o)
     kvd_model           *m      = NULL;
     kvd_err              err    = { 0 };
     cli_plan_use         use    = { 0 };
+    char                *steps  = NULL;
     kvd_session_params   sp;
     kvd_attention_params sa;
     kvd_status           st = cli_model_open(&m, o, &err);
@@ -302,6 +319,8 @@ int cli_plan(const kvd_opts *o)
         st = cli_plan_apply(&use, &sa, &sp, m, o, &err);
     if (st == KVD_OK)
         st = kvd_session_plan(m, &sp, &p, &err);
+    if (st == KVD_OK && kvd_opts_flag(o, "steps"))
+        st = kvd_session_steps(m, &sp, p.n_seq, &steps, &err);
     if (st == KVD_OK)
         kvd_model_get_info(m, &i);
     cli_plan_release(&use); /* but for the numbers of its shares */
@@ -309,11 +328,14 @@ int cli_plan(const kvd_opts *o)
     if (st != KVD_OK)
         return cli_fail(&err);
     if (kvd_opts_flag(o, "json")) {
-        plan_json(&p, &use);
+        plan_json(&p, &use, steps);
     } else {
         plan_text(&p, &sp, &use);
         plan_verdict(&p, serves, i.n_ctx_train);
+        if (steps)
+            printf("\nA decode step's sparse attention, layer by layer:\n%s", steps);
     }
+    kvd_free(steps);
     return needed(&p) > p.available_bytes ? EXIT_MEMORY : EXIT_OK;
 }
 

@@ -71,6 +71,10 @@ const kvd_opt cli_options[] = {
       "it, but 1,024 to 4,096" },
     { "cap", "", KVD_OPT_NUM, "F", "2", 1, 1024, EVAL,
       "window of recently selected tokens, in budgets" },
+    { "steps", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_PLAN,
+      "print the step program, too: the stages of a layer's sparse attention in a decode step, "
+      "their "
+      "streams, what each waits for, and the bytes it moves at most" },
     { "plan", "", KVD_OPT_TEXT, "FILE", NULL, NOLIM,
       CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PLAN | CMD_EVAL | CMD_PROFILE | CMD_SERVE,
       "a window for each layer and KV head, as kvdrive profile chose them for this model, in place "

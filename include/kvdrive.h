@@ -417,6 +417,12 @@ typedef struct kvd_plan {
 KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,
                                                  kvd_plan *out, kvd_err *err);
 
+/* How such a session's sparse decode steps would go, for people: the stages of a layer for n_row
+ * rows (1 to n_seq), the stream of each, what it waits for, and the bytes it moves at most.  *text
+ * is released by kvd_free(); NULL on failure. */
+KVD_API KVD_MUST_USE kvd_status kvd_session_steps(const kvd_model *m, const kvd_session_params *p,
+                                                  uint32_t n_row, char **text, kvd_err *err);
+
 /* Allocates everything the session will ever use.  Borrows the model, which must outlive it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_open(kvd_session **out, kvd_model *m,
                                                  const kvd_session_params *p, kvd_err *err);

@@ -343,6 +343,16 @@ kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p, kvd
     return KVD_OK;
 }
 
+kvd_status kvd_session_steps(const kvd_model *m, const kvd_session_params *p, uint32_t n_row,
+                             char **text, kvd_err *err)
+{
+    session_args q;
+
+    *text = NULL;
+    KVD_TRY(take_session(&q, p, err));
+    return engine_session_steps(m, &q.p, n_row, text, err);
+}
+
 kvd_status kvd_session_open(kvd_session **out, kvd_model *m, const kvd_session_params *p,
                             kvd_err *err)
 {

@@ -199,6 +199,8 @@ struct kvd_session {
     kvd_stamps *stamps; /* NULL: no trace, or memory is unified: the host's times tell it all */
 };
 
+kvd_status engine_session_steps(const kvd_model *m, const kvd_session_params *in, uint32_t n_row,
+                                char **text, kvd_err *err);
 kvd_status engine_session_plan(const kvd_model *m, const kvd_session_params *p, kvd_plan *out,
                                kvd_err *err);
 kvd_status engine_session_open(kvd_session **out, kvd_model *m, const kvd_session_params *p,

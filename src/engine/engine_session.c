@@ -322,6 +322,46 @@ static kvd_status fill_plan(const kvd_model *m, session_shape *sh, kvd_plan *out
     return KVD_OK;
 }
 
+/* Micro-batches have the size that is asked for, or, as long as none was measured, one row. */
+static void print_steps(const session_shape *sh, const kv_sizes *z, uint32_t n_row, kvd_buf *out)
+{
+    const kvd_attention_params *a        = &sh->attention.params;
+    const kv_schedule           schedule = { .elastic     = a->schedule == KVD_SCHEDULE_ELASTIC,
+                                             .micro_batch = a->micro_batch ? a->micro_batch : 1 };
+
+    if (sh->kv.window_tokens == 0)
+        kvd_buf_puts(out, "dense: attention to all tokens has no step program\n");
+    else
+        kv_print_steps(&sh->kv, z, &sh->attention.policy, &schedule, n_row, out);
+}
+
+kvd_status engine_session_steps(const kvd_model *m, const kvd_session_params *in, uint32_t n_row,
+                                char **text, kvd_err *err)
+{
+    kvd_backend_limits lim;
+    session_shape      sh;
+    kv_sizes           kv;
+    kvd_status         st;
+    kvd_buf            b = { 0 };
+
+    *text = NULL;
+    KVD_TRY(shape_of(m, in, &sh, err));
+    lim = limits_of(m, &sh);
+    st  = engine_fit(m, &sh.p, &lim, &sh.kv, &kv, err);
+    if (st == KVD_OK && (n_row == 0 || n_row > sh.p.n_seq))
+        st = kvd_fail(err, KVD_E_INVAL, 0, "steps of %u rows: expected 1 to n_seq, %u", n_row,
+                      sh.p.n_seq);
+    if (st == KVD_OK)
+        print_steps(&sh, &kv, n_row, &b);
+    kvd_free(sh.lane_tokens);
+    if (st == KVD_OK && b.oom)
+        st = kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the text of a step program");
+    if (st == KVD_OK)
+        *text = kvd_buf_take(&b);
+    kvd_buf_free(&b);
+    return st;
+}
+
 kvd_status engine_session_plan(const kvd_model *m, const kvd_session_params *in, kvd_plan *out,
                                kvd_err *err)
 {

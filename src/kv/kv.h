@@ -344,6 +344,11 @@ typedef struct kv_query {
     float           scale;
 } kv_query;
 
+/* The step program of a store that is not open, for steps of n_row rows, as a table for people.
+ * p->apart says whether the device has memory of its own; z as kv_plan() fills it. */
+void kv_print_steps(const kv_params *p, const kv_sizes *z, const kv_policy *policy,
+                    const kv_schedule *schedule, uint32_t n_row, kvd_buf *out);
+
 /* Around the layers of a batch in which rows attend sparsely: before the first, and after the
  * stream has passed the last.  begin chooses the step program for n_row rows; seq and row [n_row]
  * stay as they are until the end.  Where the device drives the step (device_steps, and neither the

@@ -146,36 +146,33 @@ void kv_seq_restart(kv_store *s, uint32_t seq)
 
 /* ---- the program --------------------------------------------------------------------- */
 
-static uint32_t micro_rows(const kv_store *s, uint32_t n_row)
+static uint32_t micro_rows(const kv_schedule *p, uint32_t n_row)
 {
     const uint32_t least = (uint32_t)kvd_div_up(n_row, KVD_MICRO_BATCHES_MAX);
-    const uint32_t rows  = s->exec.schedule.micro_batch;
 
-    if (rows == 0 || rows > n_row)
+    if (p->micro_batch == 0 || p->micro_batch > n_row)
         return n_row;
-    return rows < least ? least : rows;
+    return p->micro_batch < least ? least : p->micro_batch;
 }
 
-static sparse_step_desc describe(const kv_store *s, uint32_t n_row)
+/* Of a step that nobody observes or measures. */
+static sparse_step_desc describe(const kv_params *p, const kv_sizes *z, const kv_policy *policy,
+                                 const kv_schedule *schedule, uint32_t n_row)
 {
-    const kv_measure *m = &s->exec.measure;
+    const bool estimate = policy->zone && p->zone_tokens > 0;
+    const bool serves   = !z->spills || p->apart; /* records on disk, to ops that ask for them */
 
-    return (sparse_step_desc){
-        .n_row         = n_row,
-        .micro_rows    = micro_rows(s, n_row),
-        .device_driven = s->params.device_steps && kv_serves(s) && !s->tap && !kv_zone_used(s),
-        .unified       = s->be->unified,
-        .host_window   = s->params.host_lookup,
-        .resident      = s->sizes.resident,
-        .disk          = s->tier != NULL,
-        .strict        = s->policy.strict,
-        .elastic       = s->exec.schedule.elastic,
-        .averages      = s->policy.evict == KVD_EVICT_EMA,
-        .estimate      = kv_zone_used(s),
-        .tap           = s->tap != NULL,
-        .no_fetch      = m->no_fetch,
-        .marks         = m->mark != NULL,
-    };
+    return (sparse_step_desc){ .n_row         = n_row,
+                               .micro_rows    = micro_rows(schedule, n_row),
+                               .device_driven = p->device_steps && serves && !estimate,
+                               .unified       = !p->apart,
+                               .host_window   = p->host_lookup,
+                               .resident      = z->resident,
+                               .disk          = z->spills,
+                               .strict        = policy->strict,
+                               .elastic       = schedule->elastic,
+                               .averages      = policy->evict == KVD_EVICT_EMA,
+                               .estimate      = estimate };
 }
 
 /* Where ops of the step read what the host has written, and leave what it reads. */
@@ -191,14 +188,47 @@ static void point_lists(kv_store *s, bool device_driven)
 
 static void set_program(kv_store *s, uint32_t n_row)
 {
-    const sparse_step_desc d = describe(s, n_row);
-    kv_exec               *x = &s->exec;
+    kv_exec         *x = &s->exec;
+    sparse_step_desc d = describe(&s->params, &s->sizes, &s->policy, &x->schedule, n_row);
 
+    d.tap      = s->tap != NULL;
+    d.marks    = x->measure.mark != NULL;
+    d.no_fetch = x->measure.no_fetch;
+    d.device_driven &= !d.tap;
     if (memcmp(&d, &x->program.desc, sizeof(d)) == 0)
         return;
     sparse_program_build(&x->program, &d);
     kv_stages_of(&x->program, x->stage);
     point_lists(s, d.device_driven);
+}
+
+/* What a stage of all rows moves at most, by kind: with sequences of n_ctx tokens, and windows that
+ * are filled anew. */
+static void stage_bytes(const kv_params *p, const kv_sizes *z, uint32_t n_row, uint64_t *bytes)
+{
+    const uint64_t lanes  = (uint64_t)n_row * p->n_kv_head;
+    const uint64_t token  = z->bytes_per_token / ((uint64_t)p->n_layer * p->n_kv_head);
+    const uint64_t kept   = lanes * token * (p->n_sink + p->n_local + KV_BLOCK_TOKENS);
+    const uint64_t index  = lanes * kv_blocks_for(p->n_ctx) * kvd_index_lane_bytes(&p->index);
+    const uint64_t window = lanes * token * p->window_tokens;
+
+    bytes[SPARSE_ATTEND_KEPT] = kept;
+    bytes[SPARSE_SCORE]       = index;
+    bytes[SPARSE_SELECT]      = kept + index;
+    bytes[SPARSE_FETCH_LATE] = bytes[SPARSE_FETCH_URGENT] = window;
+    bytes[SPARSE_ATTEND_WINDOW] = bytes[SPARSE_ATTEND_URGENT] = bytes[SPARSE_ATTEND] = window;
+}
+
+void kv_print_steps(const kv_params *p, const kv_sizes *z, const kv_policy *policy,
+                    const kv_schedule *schedule, uint32_t n_row, kvd_buf *out)
+{
+    const sparse_step_desc d                    = describe(p, z, policy, schedule, n_row);
+    uint64_t               bytes[SPARSE_N_KIND] = { 0 };
+    sparse_program         program;
+
+    sparse_program_build(&program, &d);
+    stage_bytes(p, z, n_row, bytes);
+    sparse_program_print(&program, bytes, out);
 }
 
 uint64_t kv_step_hash(const kv_store *s)
@@ -213,11 +243,6 @@ uint64_t kv_step_hash(const kv_store *s)
               s->policy.selected,        0 };
 
     return s->step.n_row == 0 ? 0 : XXH3_64bits(&all, sizeof(all));
-}
-
-const sparse_program *kv_step_program(const kv_store *s)
-{
-    return &s->exec.program;
 }
 
 /* ---- a layer ------------------------------------------------------------------------- */

@@ -386,8 +386,8 @@ void sparse_program_print(const sparse_program *p, const uint64_t *bytes, kvd_bu
     kvd_buf_printf(out, "%s-driven, %u row%s in %u micro-batch%s; hash %016" PRIx64 "\n",
                    d->device_driven ? "device" : "host", d->n_row, d->n_row == 1 ? "" : "s",
                    p->n_part, p->n_part == 1 ? "" : "es", p->hash);
-    kvd_buf_printf(out, "%4s  %-22s %-9s %-7s %-10s%s\n", "", "stage", "rows", "stream",
-                   "waits for", bytes ? " at most" : "");
+    kvd_buf_printf(out, "%4s  %-22s %-9s %-7s %s\n", "", "stage", "rows", "stream",
+                   bytes ? "waits for  at most" : "waits for");
     for (uint32_t i = 0; i < p->n_stage; i++) {
         const sparse_stage *g = &p->stage[i];
         char                rows[24];
@@ -397,10 +397,10 @@ void sparse_program_print(const sparse_program *p, const uint64_t *bytes, kvd_bu
         sparse_stage_rows(p, i, &first, &n);
         (void)snprintf(rows, sizeof(rows), n == 1 ? "%u" : "%u-%u", first, first + n - 1);
         print_waits(g, &waits);
-        kvd_buf_printf(out, "%4u  %-22s %-9s %-7s %-10s", i + 1, info[g->kind].name, rows,
+        kvd_buf_printf(out, "%4u  %-22s %-9s %-7s %s", i + 1, info[g->kind].name, rows,
                        stream_name[g->stream], waits.data ? waits.data : "");
         if (bytes && bytes[g->kind])
-            kvd_buf_printf(out, " %.1f KiB",
+            kvd_buf_printf(out, "%*s %.1f KiB", waits.len < 10 ? (int)(10 - waits.len) : 0, "",
                            (double)bytes[g->kind] / 1024.0 * (double)n / (double)d->n_row);
         kvd_buf_printf(out, "\n");
         kvd_buf_free(&waits);
