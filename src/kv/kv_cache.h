@@ -240,7 +240,7 @@ kvd_status kv_tier_load(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t laye
  * have changed: want for each selected chunk's slot, where waits() says so; then claim waits for
  * what is urgent or was given away; what is_late() then is not attended.  Misses: list them, then
  * fetch.  settle before anything else changes the sequences. */
-kvd_status kv_tier_begin(kv_store *s, uint32_t layer, bool all, kvd_err *err);
+kvd_status kv_tier_begin(kv_store *s, kvd_stream *st, uint32_t layer, bool all, kvd_err *err);
 bool       kv_tier_waits(const kv_store *s, uint32_t layer);
 void       kv_tier_want(kv_store *s, uint64_t lane, uint32_t slot, bool urgent);
 kvd_status kv_tier_claim(kv_store *s, uint32_t layer, kvd_err *err);

@@ -194,6 +194,12 @@ static inline bool kv_leaves_early(const kv_params *p)
     return p->device_steps && p->record == KVD_RECORD_RAW;
 }
 
+/* Whether the device alone has the score averages. */
+static inline bool kv_averages_apart(const kv_params *p)
+{
+    return p->apart && p->sparse && (p->device_steps || p->host_lookup);
+}
+
 static inline uint64_t kv_n_lane(const kv_params *p)
 {
     return (uint64_t)p->n_seq * p->n_layer * p->n_kv_head;

@@ -288,11 +288,6 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
                p->window_tokens / p->chunk_tokens < KVD_SLOT_NONE);
     kvd_assert(p->zone_tokens == 0 || (p->sparse && KV_BLOCK_TOKENS % p->zone_tokens == 0 &&
                                        p->zone_tokens % p->chunk_tokens == 0));
-    if (p->cache_dir && p->host_lookup && p->apart && p->window_tokens > 0)
-        return kvd_fail(err, KVD_E_UNSUPPORTED, 0,
-                        "the prefix cache (cache_dir) needs the maps where the device's lookup "
-                        "keeps them: not with the host's (lookup) on a device with memory of its "
-                        "own");
     *z         = (kv_sizes){ .resident = true };
     z->n_block = kvd_div_up(p->n_token, KV_BLOCK_TOKENS);
     z->n_raw   = z->n_block;

@@ -35,10 +35,9 @@ static kvd_status join(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *
 {
     bool refill = false;
 
-    (void)st;
     for (uint32_t i = 0; i < q->n_row; i++)
         refill = refill || kv_refills(&s->seq[q->seq[i]]);
-    return kv_tier_begin(s, q->layer, refill, err);
+    return kv_tier_begin(s, st, q->layer, refill, err);
 }
 
 static kvd_status list_rows(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
@@ -81,7 +80,7 @@ static kvd_status change(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err
 static void leave_out_late(kv_store *s, const kv_query *q, uint32_t i, uint32_t head)
 {
     const kv_step     *t    = &s->step;
-    const uint32_t     at   = i * s->params.n_kv_head + head;
+    const uint32_t     at   = (q->first + i) * s->params.n_kv_head + head;
     const uint64_t     lane = kv_lane(s, q->seq[i], q->layer) + head;
     const uint32_t    *sel  = t->sel + (uint64_t)at * s->slots_max;
     uint32_t          *stay = t->stay + (uint64_t)at * s->slots_max;
@@ -104,16 +103,17 @@ static void leave_out_late(kv_store *s, const kv_query *q, uint32_t i, uint32_t 
 /* Urgent ones are waited for, the others are left out. */
 static kvd_status settle(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)
 {
-    const uint32_t n_h = s->params.n_kv_head;
+    const uint32_t n_h   = s->params.n_kv_head;
+    const size_t   first = kv_query_shared(s, q);
 
     (void)st;
     if (!kv_tier_waits(s, q->layer))
         return KVD_OK;
     for (uint32_t at = 0; at < q->n_row * n_h; at++) {
         const uint64_t  lane = kv_lane(s, q->seq[at / n_h], q->layer) + at % n_h;
-        const uint32_t *sel  = s->step.sel + (uint64_t)at * s->slots_max;
+        const uint32_t *sel  = s->step.sel + (first + at) * s->slots_max;
 
-        for (uint32_t k = 0; k < s->step.chosen[at].n_sel; k++)
+        for (uint32_t k = 0; k < s->step.chosen[first + at].n_sel; k++)
             kv_tier_want(s, lane, s->slot_of[lane * s->n_chunk_max + (sel[k] & ~KVD_SELECT_URGENT)],
                          s->policy.strict || sel[k] & KVD_SELECT_URGENT);
     }

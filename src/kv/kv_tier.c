@@ -52,7 +52,7 @@ static uint64_t seen_bytes(const kv_params *p)
     const uint64_t chunks =
         kvd_div_up(p->n_ctx, KV_BLOCK_TOKENS) * (KV_BLOCK_TOKENS / p->chunk_tokens);
 
-    return p->apart && p->device_steps && p->sparse ? kv_n_lane(p) * chunks * sizeof(uint16_t) : 0;
+    return kv_averages_apart(p) ? kv_n_lane(p) * chunks * sizeof(uint16_t) : 0;
 }
 
 uint64_t kv_tier_bytes(const kv_params *p, uint64_t host_bytes, uint64_t record_bytes)
@@ -632,12 +632,13 @@ static kvd_status try_join(kv_store *s, kv_flight *f, kvd_err *err)
     return arrived(s, f, st, err);
 }
 
-kvd_status kv_tier_begin(kv_store *s, uint32_t layer, bool all, kvd_err *err)
+kvd_status kv_tier_begin(kv_store *s, kvd_stream *st, uint32_t layer, bool all, kvd_err *err)
 {
     kv_tier *t = s->tier;
 
     if (!t)
         return KVD_OK;
+    t->st = st; /* what joins now is attended by ops of this stream */
     t->turn[layer]++;
     for (uint32_t i = 0; i < t->lag; i++) {
         kv_flight *f = &t->flight[(uint64_t)layer * t->lag + i];

@@ -274,7 +274,7 @@ static void build_device(builder *b)
  * it knows misses as early as the device could. */
 static bool host_has_streams(const sparse_step_desc *d)
 {
-    return d->host_window && !d->unified && !d->disk && !d->estimate && !d->tap && !d->marks;
+    return d->host_window && !d->unified && !d->estimate && !d->tap && !d->marks;
 }
 
 static void add_host_change(builder *b, sparse_stream urgent)
@@ -335,8 +335,8 @@ static void build_host(builder *b)
 /* Micro-batches only where something can be overlapped. */
 static uint32_t count_parts(const sparse_step_desc *d)
 {
-    const bool cut = d->elastic && !d->disk && !d->marks &&
-                     (d->device_driven || host_has_streams(d)) && d->micro_rows < d->n_row;
+    const bool cut = d->elastic && !d->marks && d->micro_rows < d->n_row &&
+                     (d->device_driven ? !d->disk : host_has_streams(d));
 
     return cut ? (uint32_t)kvd_div_up(d->n_row, d->micro_rows) : 1;
 }
