@@ -92,8 +92,8 @@ expect "tokenize" 0 '104 +"h"' "$kvd" tokenize -m $tiny/llama.gguf -p h
 expect "inspect" 0 'token_embd.weight +F32 +\[[0-9]+, 264\]' "$kvd" inspect $tiny/llama.gguf
 expect "inspect json" 0 '"n_ctx_train": 128' "$kvd" inspect $tiny/llama.gguf --json
 expect "plan" 0 'longest context is 128 tokens .*the model' "$kvd" plan -m $tiny/llama.gguf -c 64
-expect "plan of a sparse step" 0 'score.pick +0-1 +main' "$kvd" plan -m $tiny/llama.gguf -c 64 -np 2 \
-    --attention sparse --budget 16 --steps
+expect "plan of a sparse step" 0 'score.pick +0-1 +main' \
+    "$kvd" plan -m $tiny/llama.gguf -c 64 -np 2 --attention sparse --budget 16 --steps
 expect "plan of a dense step" 0 'no step program' "$kvd" plan -m $tiny/llama.gguf -c 64 \
     --attention dense --steps
 expect "plan of a step as JSON" 0 '"steps":."host-driven' "$kvd" plan -m $tiny/llama.gguf -c 64 \

@@ -71,8 +71,6 @@ static uint32_t      zone;
 static kvd_lookup    lookup;
 static kvd_fetch     fetch;
 static kvd_attend    attend;
-static kvd_schedule  schedule;
-static uint32_t      n_seq = 1;
 static uint32_t     *host_records, n_record;
 static uint64_t      kv_host; /* of sessions with tiers; 0: no limit, so nothing on disk alone */
 
@@ -82,26 +80,22 @@ static kvd_session *open_session(kvd_model *m, kvd_attention mode, bool cache, u
     kvd_session_params   p = KVD_SESSION_PARAMS_INIT;
     kvd_session         *s;
 
-    a.mode        = mode;
-    a.budget      = 96;
-    a.min_mass    = -1.0f;
-    a.zone        = zone;
-    a.fetch       = fetch;
-    a.attend      = attend;
-    a.schedule    = schedule;
-    a.micro_batch = 2;
-    p.n_seq       = n_seq;
-    p.n_logits    = n_seq;
-    p.lookup      = lookup;
-    p.n_ctx       = n_ctx;
-    p.n_batch     = N_BATCH;
-    p.kv_device   = kv_device;
-    p.cache_dir   = cache ? dir : NULL;
-    p.kv_host     = cache && kv_device ? kv_host : 0;
-    p.attention   = &a;
-    p.resume      = resume_mode;
-    p.kv_record   = record;
-    p.disk_lag    = disk_lag;
+    a.mode      = mode;
+    a.budget    = 96;
+    a.min_mass  = -1.0f;
+    a.zone      = zone;
+    a.fetch     = fetch;
+    a.attend    = attend;
+    p.lookup    = lookup;
+    p.n_ctx     = n_ctx;
+    p.n_batch   = N_BATCH;
+    p.kv_device = kv_device;
+    p.cache_dir = cache ? dir : NULL;
+    p.kv_host   = cache && kv_device ? kv_host : 0;
+    p.attention = &a;
+    p.resume    = resume_mode;
+    p.kv_record = record;
+    p.disk_lag  = disk_lag;
     if (p.kv_host) {
         p.host_records   = host_records;
         p.n_host_records = n_record;
@@ -209,7 +203,6 @@ static uint64_t small_device(kvd_model *m)
     a.min_mass  = -1.0f;
     a.zone      = zone;
     p.lookup    = lookup;
-    p.n_seq     = n_seq;
     p.n_ctx     = n_ctx;
     p.n_batch   = N_BATCH;
     p.attention = &a;
@@ -851,67 +844,18 @@ static void test_disk_tier_steps(void **state)
 }
 
 /* The same where the CPU changes windows on maps of its own: with the disk tier, prefixes found
- * again, in the paper's mode, too. */
-static void check_rows(kvd_model *m)
-{
-    kvd_session *one[2];
-    kvd_stats    c = { .struct_size = sizeof(c) };
-
-    n_seq  = 3;
-    one[0] = open_session(m, KVD_ATTENTION_SPARSE, false, 0);
-    one[1] = open_session(m, KVD_ATTENTION_SPARSE, true, small_device(m));
-    for (uint32_t i = 0; i < 2 * n_seq; i++) {
-        const uint32_t q = i % n_seq, n = 800 + 100 * q;
-        int32_t        token[1024];
-
-        for (uint32_t k = 0; k < n; k++)
-            token[k] = tiny_token(q, k);
-        assert_int_equal(kvd_prefill(one[i / n_seq], q, token, n, NULL, NULL, &err), KVD_OK);
-    }
-    for (uint32_t k = 0; k < 40; k++) {
-        const uint32_t seq[]   = { 0, 1, 2 };
-        const int32_t  token[] = { (int32_t)k, (int32_t)(k * 3 % 200), 17 };
-        const uint8_t  want[]  = { 1, 1, 1 };
-        kvd_batch      b       = KVD_BATCH_INIT;
-
-        b.n_token     = n_seq;
-        b.token       = token;
-        b.seq         = seq;
-        b.want_logits = want;
-        for (uint32_t i = 0; i < 2; i++)
-            assert_int_equal(kvd_eval(one[i], &b, &err), KVD_OK);
-        for (uint32_t i = 0; i < n_seq; i++)
-            assert_memory_equal(kvd_logits(one[0], i), kvd_logits(one[1], i),
-                                N_VOCAB * sizeof(float));
-    }
-    kvd_session_get_stats(one[1], &c);
-    assert_true(c.n_disk > 100 && c.n_disk_urgent > 0);
-    kvd_session_close(one[0]);
-    kvd_session_close(one[1]);
-    n_seq = 1;
-}
-
+ * again, in the paper's mode, too; test_spill has several rows. */
 static void test_host_window(void **state)
 {
-    kvd_model *m;
-
     lookup = KVD_LOOKUP_HOST;
     check_disk_tier();
     test_disk_tier_steps(state);
     fetch  = KVD_FETCH_STRICT;
     attend = KVD_ATTEND_SELECTED;
     test_disk_tier_steps(state);
-    m = open_model("qwen3");
-    for (uint32_t i = 0; i < 2; i++) {
-        schedule = i ? KVD_SCHEDULE_ELASTIC : KVD_SCHEDULE_SEQUENTIAL;
-        check_rows(m);
-        fetch = KVD_FETCH_DEFERRED;
-        check_rows(m);
-    }
-    close_model(m);
-    schedule = KVD_SCHEDULE_SEQUENTIAL;
-    attend   = KVD_ATTEND_WINDOW;
-    lookup   = KVD_LOOKUP_DEVICE;
+    fetch  = KVD_FETCH_DEFERRED;
+    attend = KVD_ATTEND_WINDOW;
+    lookup = KVD_LOOKUP_DEVICE;
 }
 
 /* A prompt long enough for a segment of 16 blocks. */

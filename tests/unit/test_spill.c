@@ -35,6 +35,7 @@ typedef struct setting {
     kvd_attention_params a;
     uint32_t             n_seq, disk_lag;
     kvd_kv_record        record;
+    kvd_lookup           lookup;
     uint64_t             kv_host; /* 0: everything resident */
 } setting;
 
@@ -86,6 +87,7 @@ static kvd_session *open_session(kvd_model *m, const setting *x)
     p.n_logits  = x->n_seq;
     p.attention = &x->a;
     p.kv_record = x->record;
+    p.lookup    = x->lookup;
     if (x->kv_host) {
         p.kv_host   = x->kv_host;
         p.cache_dir = dir;
@@ -269,6 +271,29 @@ static void test_sequences(void **state)
     close_model(m);
 }
 
+/* Windows that the CPU changes, in micro-batches and all rows at once, in the
+                   paper's mode, too. */
+static void test_host_window(void **state)
+{
+    kvd_model *m = open_model("qwen3");
+
+    (void)state;
+    for (uint32_t i = 0; i < 4; i++) {
+        setting x = sparse(60000);
+
+        if (SANITIZED && (i == 1 || i == 2))
+            continue;
+        x.n_seq         = N_SEQ;
+        x.lookup        = KVD_LOOKUP_HOST;
+        x.a.schedule    = i & 1 ? KVD_SCHEDULE_ELASTIC : KVD_SCHEDULE_SEQUENTIAL;
+        x.a.micro_batch = 2;
+        x.a.fetch       = i & 2 ? KVD_FETCH_STRICT : KVD_FETCH_DEFERRED;
+        x.a.attend      = i & 2 ? KVD_ATTEND_SELECTED : KVD_ATTEND_WINDOW;
+        same_text(m, &x);
+    }
+    close_model(m);
+}
+
 static void test_late(void **state)
 {
     kvd_model *m = open_model("llama");
@@ -349,10 +374,10 @@ static void test_told(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_host_sizes), cmocka_unit_test(test_dense),
-        cmocka_unit_test(test_policies),   cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_sequences),  cmocka_unit_test(test_late),
-        cmocka_unit_test(test_told),
+        cmocka_unit_test(test_host_sizes),  cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_policies),    cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_sequences),   cmocka_unit_test(test_late),
+        cmocka_unit_test(test_host_window), cmocka_unit_test(test_told),
     };
 
     if (argc == 3 && strcmp(argv[1], "--backend") == 0)
