@@ -360,10 +360,13 @@ static inline size_t kv_query_shared(const kv_store *s, const kv_query *q)
     return (size_t)q->first * s->params.n_kv_head;
 }
 
-/* Before lists are written anew that ops may not have read yet. */
+/* Before lists are written anew, or host records, that ops may not have read yet: of this stream,
+ * and of the others that a step driven by the host uses (kv_step.c). */
+kvd_status kv_wait_streams(kv_store *s, kvd_stream *st, kvd_err *err);
+
 static inline kvd_status kv_wait_lists(kv_store *s, kvd_stream *st, kvd_err *err)
 {
-    return s->be->unified ? KVD_OK : kv_step_wait(s, st, err);
+    return s->be->unified ? KVD_OK : kv_wait_streams(s, st, err);
 }
 
 /* kv_pack.c.  list_up: one record that comes up, from src (in the host tier) to dst (in the pool);

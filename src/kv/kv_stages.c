@@ -208,7 +208,8 @@ static kvd_status fetch_listed(kv_store *s, kvd_stream *st, const kv_query *q, b
     if (n > 0)
         KVD_TRY(kv_copy_up(s, st, &list, n, err));
     kv_count_move(s, &s->counts.up_ns, t0);
-    return kv_tier_fetch(s, st, q->layer, urgent, err);
+    /* records from disk on the main stream, as those that join later: they share a list */
+    return kv_tier_fetch(s, s->exec.machine.stream[SPARSE_MAIN], q->layer, urgent, err);
 }
 
 static kvd_status fetch_urgent(kv_store *s, kvd_stream *st, const kv_query *q, kvd_err *err)

@@ -419,6 +419,17 @@ kvd_status kv_step_wait(kv_store *s, kvd_stream *st, kvd_err *err)
     return ops->stream_sync(st, err);
 }
 
+kvd_status kv_wait_streams(kv_store *s, kvd_stream *st, kvd_err *err)
+{
+    const sparse_machine *m = &s->exec.machine;
+
+    for (uint32_t i = SPARSE_URGENT; i < SPARSE_N_STREAM && !kv_step_device_driven(s); i++) {
+        if (m->used >> i & 1u)
+            KVD_TRY(s->be->ops->stream_sync(m->stream[i], err));
+    }
+    return kv_step_wait(s, st, err);
+}
+
 kvd_status kv_step_end(kv_store *s, kvd_err *err)
 {
     if (kv_step_device_driven(s)) {
