@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "cli_eval.h"
 
 #define DATA_MAX_BYTES (64ull << 20)
@@ -27,16 +28,18 @@ static kvd_status read_data(const char *dir, const char *name, kvd_buf *b, kvd_e
 
 static kvd_status read_json(const char *dir, const char *name, json_t **out, kvd_err *err)
 {
-    kvd_buf      b = { 0 };
-    json_error_t why;
-    kvd_status   st = read_data(dir, name, &b, err);
+    kvd_buf        b     = { 0 };
+    kvd_json_texts texts = { 0 };
+    kvd_json_error why;
+    kvd_status     st = read_data(dir, name, &b, err);
 
     if (st == KVD_OK) {
-        *out = json_loadb(b.data ? b.data : "", b.len, 0, &why);
+        *out = kvd_json_read(&texts, b.data ? b.data : "", b.len, 0, &why);
         if (!*out)
-            st = kvd_fail(err, KVD_E_CORRUPT, 0, "%s/%s: line %d: %s", dir, name, why.line,
-                          why.text);
+            st = kvd_fail(err, why.no_memory ? KVD_E_NOMEM : KVD_E_CORRUPT, 0, "%s/%s: line %u: %s",
+                          dir, name, why.line, why.text);
     }
+    kvd_json_texts_free(&texts);
     kvd_buf_free(&b);
     return st;
 }

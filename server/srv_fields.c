@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* srv_fields.c - bodies of requests: JSON by jansson, with limits; fields by type and range. */
+/* srv_fields.c - bodies of requests: JSON with limits; fields by type and range. */
 #include "srv_fields.h"
 
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define WORD_MAX        96
-#define REAL_DIGITS     15 /* of a number of JSON: see digits_of() */
-#define REAL_DIGITS_MAX 17
 
 /* Values of a request, and lists and objects among them: the parser makes 50 to 250 bytes of each,
  * of which some have two in the text. */
@@ -42,13 +37,13 @@ json_t *srv_parse_json(srv_fields *f, const char *text, size_t len)
     if (memchr(text, 0, len) || kvd_json_deeper(text, len, SRV_JSON_DEPTH) ||
         !add_values(f, text, len))
         return NULL;
-    return json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    return kvd_json_read(&f->texts, text, len, KVD_JSON_NUL, NULL);
 }
 
 bool srv_fields_open(srv_fields *f, srv *s, srv_call *c)
 {
     const kvd_buf *b = &c->body;
-    json_error_t   e;
+    kvd_json_error e;
 
     *f = (srv_fields){ .s = s, .reply = &c->reply };
     if (b->len == 0)
@@ -60,9 +55,11 @@ bool srv_fields_open(srv_fields *f, srv *s, srv_call *c)
     if (!add_values(f, b->data, b->len))
         return srv_fields_bad(f, NULL, "the body has more than %u values, or %u lists and objects",
                               VALUES_MAX, LISTS_MAX);
-    f->root = json_loadb(b->data, b->len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
+    f->root = kvd_json_read(&f->texts, b->data, b->len, KVD_JSON_NUL, &e);
+    if (!f->root && e.no_memory)
+        return srv_fields_full(f, "no memory for what is in the request");
     if (!f->root)
-        return srv_fields_bad(f, NULL, "the body is not JSON: %s (byte %d)", e.text, e.position);
+        return srv_fields_bad(f, NULL, "the body is not JSON: %s (byte %zu)", e.text, e.byte);
     if (!json_is_object(f->root))
         return srv_fields_bad(f, NULL, "the body is not a JSON object");
     return true;
@@ -72,6 +69,7 @@ void srv_fields_close(srv_fields *f)
 {
     json_decref(f->root);
     f->root = NULL;
+    kvd_json_texts_free(&f->texts);
 }
 
 /* The first mistake counts. */
@@ -140,38 +138,10 @@ bool srv_fields_status(srv_fields *f, const char *name, kvd_status st, const kvd
     return st == KVD_OK || srv_fields_bad(f, name, "%s", msg);
 }
 
-static int put_dump(const char *data, size_t len, void *ctx)
-{
-    kvd_buf_put(ctx, data, len);
-    return 0;
-}
-
-/* Digits with which every number of it reads back as the same: 15 are enough for what people
- * write, and 17, which the library would take, make 0.10000000000000001 of 0.1. */
-static size_t digits_of(const json_t *v, size_t least)
-{
-    const char *key;
-    json_t     *part;
-    size_t      i;
-    char        text[32];
-
-    for (; json_is_real(v) && least < REAL_DIGITS_MAX; least++) {
-        snprintf(text, sizeof(text), "%.*g", (int)least, json_real_value(v));
-        if (strtod(text, NULL) == json_real_value(v))
-            break;
-    }
-    json_array_foreach(v, i, part) least                         = digits_of(part, least);
-    json_object_foreach((json_t *)(uintptr_t)v, key, part) least = digits_of(part, least);
-    return least;
-}
-
 bool srv_put_json(srv_fields *f, const json_t *v, kvd_buf *b)
 {
-    const size_t form = JSON_COMPACT | JSON_REAL_PRECISION(digits_of(v, REAL_DIGITS));
-
-    if (json_dump_callback(v, put_dump, b, form) == 0 && !b->oom)
-        return true;
-    return srv_fields_full(f, "no memory for what is in the request");
+    kvd_json_put(&f->texts, v, b);
+    return !b->oom || srv_fields_full(f, "no memory for what is in the request");
 }
 
 json_t *srv_get(const json_t *o, const char *name)
@@ -200,35 +170,26 @@ void srv_get_bool(srv_fields *f, const json_t *o, const char *name, bool *out)
         *out = json_is_true(v);
 }
 
-/* An integer, also one that a client writes as 16.0. */
-static bool to_int(const json_t *v, int64_t *out)
-{
-    const double x = json_is_real(v) ? json_real_value(v) : 0.5;
-
-    if (json_is_integer(v))
-        *out = json_integer_value(v);
-    else if (x == floor(x) && fabs(x) < 9e15)
-        *out = (int64_t)x;
-    else
-        return false;
-    return true;
-}
-
 void srv_get_int(srv_fields *f, const json_t *o, const char *name, int64_t min, int64_t max,
                  int64_t *out)
 {
     const json_t *v = srv_get(o, name);
-    int64_t       x;
+    char          text[KVD_JSON_NUMBER_BYTES];
+    kvd_decimal   d;
+    int64_t       x = 0;
+    bool          read, fits;
 
     if (!v)
         return;
-    if (!to_int(v, &x))
-        srv_fields_bad(f, name, "expected an integer");
-    else if (x < min || x > max)
-        srv_fields_bad(f, name, "%lld is not in [%lld, %lld]", (long long)x, (long long)min,
-                       (long long)max);
-    else
+    read = json_is_number(v) && kvd_json_decimal(&f->texts, v, &d);
+    fits = read && kvd_decimal_int64(&d, &x) && x >= min && x <= max;
+    if (fits)
         *out = x;
+    else if (!json_is_number(v) || (read && d.n_frac > 0))
+        srv_fields_bad(f, name, "expected an integer");
+    else /* also one that a client writes as 16.0 */
+        srv_fields_bad(f, name, "%.40s is not in [%lld, %lld]", kvd_json_number(&f->texts, v, text),
+                       (long long)min, (long long)max);
 }
 
 void srv_get_u32(srv_fields *f, const json_t *o, const char *name, uint32_t min, uint32_t max,
@@ -245,13 +206,15 @@ void srv_get_float(srv_fields *f, const json_t *o, const char *name, double min,
 {
     const json_t *v = srv_get(o, name);
     const double  x = json_number_value(v);
+    char          text[KVD_JSON_NUMBER_BYTES];
 
     if (!v)
         return;
     if (!json_is_number(v))
         srv_fields_bad(f, name, "expected a number");
     else if (!(x >= min && x <= max))
-        srv_fields_bad(f, name, "%g is not in [%g, %g]", x, min, max);
+        srv_fields_bad(f, name, "%.40s is not in [%g, %g]", kvd_json_number(&f->texts, v, text),
+                       min, max);
     else
         *out = (float)x;
 }
@@ -259,26 +222,23 @@ void srv_get_float(srv_fields *f, const json_t *o, const char *name, double min,
 /* ---- names ---------------------------------------------------------------------------------- */
 
 /* A value is one of those in a list, by its compact JSON, or as the same number. */
-static bool is_harmless(const json_t *v, const char *values)
+static bool is_harmless(srv_fields *f, const json_t *v, const char *values)
 {
-    char   word[WORD_MAX];
-    size_t n;
+    kvd_buf word = { 0 };
+    bool    same = json_is_null(v) || strcmp(values, "*") == 0;
+    bool    read = same || srv_put_json(f, v, &word);
 
-    if (json_is_null(v) || strcmp(values, "*") == 0)
-        return true;
-    n = json_dumpb(v, word, sizeof(word), JSON_COMPACT | JSON_ENCODE_ANY);
-    if (n == 0 || n > sizeof(word))
-        return false;
-    for (const char *s = values; *s; s += strcspn(s, " ") + (s[strcspn(s, " ")] == ' ')) {
+    for (const char *s = values; read && *s && !same; s += strspn(s, " ")) {
         const size_t len = strcspn(s, " ");
         char        *end;
 
-        if (len == n && memcmp(s, word, n) == 0)
-            return true;
+        same = len == word.len && memcmp(s, word.data, len) == 0;
         if (json_is_number(v) && strtod(s, &end) == json_number_value(v) && end == s + len)
-            return true;
+            same = true;
+        s += len;
     }
-    return false;
+    kvd_buf_free(&word);
+    return same;
 }
 
 static const srv_refused *find_refused(const srv_refused *list, uint32_t n, const char *name)
@@ -309,7 +269,7 @@ void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
             r = srv_find_other(name);
         if (!r)
             srv_log_unknown(f->s, name);
-        else if (!is_harmless(v, r->harmless))
+        else if (!is_harmless(f, v, r->harmless))
             srv_fields_bad(f, r->name, "is not supported here; %s", r->instead);
     }
 }

@@ -6,8 +6,7 @@
 #ifndef KVD_SRV_FIELDS_H
 #define KVD_SRV_FIELDS_H
 
-#include <jansson.h>
-
+#include "base/json.h"
 #include "srv_http.h"
 
 #define SRV_JSON_DEPTH 64u
@@ -20,6 +19,8 @@ typedef struct srv_fields {
     bool        asks;            /* for text: srv_find_other() counts */
     const char *format;          /* the field that has made the request's grammar; NULL: none has */
     uint64_t    n_value, n_list; /* in all JSON of the request so far */
+
+    kvd_json_texts texts; /* of numbers in that JSON */
 } srv_fields;
 
 /* Parses the call's body; false: it is not an object, as the reply says.  Closed either way. */

@@ -12,12 +12,12 @@
  *             "urgent": [layer][head][size] reads, "late": likewise}}
  *
  * "host" may be missing.  The reader takes exactly these fields: a field it does not know would be
- * one it ignores.  The text is from outside: jansson bounds its depth, this file everything else.
- * Any thread. */
+ * one it ignores.  The text is from outside: the reader bounds its depth, this file everything
+ * else. Any thread. */
 #include <inttypes.h>
-#include <jansson.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "plan/plan.h"
 
 #define FORMAT "kvdrive-plan"
@@ -224,7 +224,7 @@ static kvd_status bad(kvd_err *err, const char *field, const char *what)
     return kvd_fail(err, KVD_E_CORRUPT, 0, "plan file: %s %s", field, what);
 }
 
-/* An object holds exactly the named fields (jansson has refused repeated ones). */
+/* An object holds exactly the named fields (the reader has refused repeated ones). */
 static kvd_status check_fields(const json_t *o, const char *where, const char *const *name,
                                size_t n, kvd_err *err)
 {
@@ -520,19 +520,23 @@ static kvd_status read_root(plan_file *f, const json_t *root, size_t len, const 
 kvd_status plan_file_read(plan_file *f, const char *text, size_t len, const plan_key *expect,
                           kvd_err *err)
 {
-    json_error_t why;
-    json_t      *root;
-    kvd_status   st;
+    kvd_json_texts texts = { 0 };
+    kvd_json_error why;
+    json_t        *root;
+    kvd_status     st;
 
     *f = (plan_file){ 0 };
     if (len > PLAN_FILE_MAX_BYTES)
         return kvd_fail(err, KVD_E_CORRUPT, 0, "plan file: %zu bytes, at most %u", len,
                         PLAN_FILE_MAX_BYTES);
-    root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
-    if (!root)
-        return kvd_fail(err, KVD_E_CORRUPT, 0, "plan file: line %d: %.100s", why.line, why.text);
-    st = read_root(f, root, len, expect, err);
+    root = kvd_json_read(&texts, text, len, KVD_JSON_UNIQUE, &why);
+    if (root)
+        st = read_root(f, root, len, expect, err);
+    else
+        st = kvd_fail(err, why.no_memory ? KVD_E_NOMEM : KVD_E_CORRUPT, 0, "plan file: line %u: %s",
+                      why.line, why.text);
     json_decref(root);
+    kvd_json_texts_free(&texts);
     if (st != KVD_OK)
         plan_file_free(f);
     return st;

@@ -234,6 +234,8 @@ static tmpl_val f_int(tmpl_run *r, const tmpl_args *a)
         tmpl_fail(r, KVD_E_INVAL, "filter 'int' of an undefined value");
     if (r->st != KVD_OK)
         return deflt;
+    if (a->self.kind == TV_DIGITS)
+        return a->self;
     if (a->self.kind == TV_FLOAT)
         return real_to_int(r, a->self.u.f, deflt);
     if (tmpl_is_number(&a->self))
@@ -255,7 +257,8 @@ static tmpl_val f_float(tmpl_run *r, const tmpl_args *a)
         tmpl_fail(r, KVD_E_INVAL, "filter 'float' of an undefined value");
     if (tmpl_is_number(&a->self))
         return tmpl_float(tmpl_as_float(&a->self));
-    if (a->self.kind != TV_STR || !number_text(r, a->self.u.s, text) || !parse_real(text, &f))
+    if ((a->self.kind != TV_STR && a->self.kind != TV_DIGITS) ||
+        !number_text(r, a->self.u.s, text) || !parse_real(text, &f))
         return deflt;
     return tmpl_float(f);
 }

@@ -1,25 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tmpl_json.c - JSON text to values.  Everything that comes out is untrusted. */
-#include <jansson.h>
-#include <stdio.h>
+#include <float.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "text/tmpl_ast.h"
 
-static tmpl_val from_json(tmpl_run *r, const json_t *j);
+typedef struct source { /* values being turned into those of a run */
+    tmpl_run      *run;
+    kvd_json_texts texts;
+} source;
 
-static tmpl_val from_array(tmpl_run *r, const json_t *j)
+static tmpl_val from_json(source *from, const json_t *j);
+
+static tmpl_val from_array(source *from, const json_t *j)
 {
+    tmpl_run *r = from->run;
     tmpl_seq *s = tmpl_seq_new(r, json_array_size(j));
 
     for (size_t i = 0; s && i < s->n && r->st == KVD_OK; i++)
-        s->item[i] = from_json(r, json_array_get(j, i));
+        s->item[i] = from_json(from, json_array_get(j, i));
     return tmpl_of_seq(TV_LIST, s);
 }
 
 /* Keys are unique already and in the text's order. */
-static tmpl_val from_object(tmpl_run *r, json_t *j)
+static tmpl_val from_object(source *from, json_t *j)
 {
+    tmpl_run   *r = from->run;
     tmpl_dict  *d = tmpl_dict_new(r, json_object_size(j));
     const char *key;
     size_t      len;
@@ -32,23 +39,42 @@ static tmpl_val from_object(tmpl_run *r, json_t *j)
         len                 = json_object_iter_key_len(it);
         value               = json_object_iter_value(it);
         d->pair[d->n].key   = tmpl_str_new(r, key, len, false);
-        d->pair[d->n++].val = from_json(r, value);
+        d->pair[d->n++].val = from_json(from, value);
     }
     return (tmpl_val){ .kind = TV_DICT, .u.d = d };
 }
 
-static tmpl_val from_json(tmpl_run *r, const json_t *j)
+/* A double, or the text of an integer beyond int64 and of what is beyond all doubles. */
+static tmpl_val from_real(source *from, const json_t *j)
 {
-    tmpl_val v = tmpl_none();
+    char         buf[KVD_JSON_NUMBER_BYTES];
+    const char  *text = kvd_json_number(&from->texts, j, buf);
+    const double x    = json_real_value(j);
+    tmpl_val     v;
+
+    if (text[strcspn(text, ".eE")] && x < DBL_MAX && x > -DBL_MAX)
+        return tmpl_float(x);
+    if (x == 0.0) /* -0 */
+        return tmpl_int(0);
+    v = tmpl_str_new(from->run, text, strlen(text), false);
+    if (v.kind == TV_STR)
+        v.kind = TV_DIGITS;
+    return v;
+}
+
+static tmpl_val from_json(source *from, const json_t *j)
+{
+    tmpl_run *r = from->run;
+    tmpl_val  v = tmpl_none();
 
     if (!tmpl_enter(r))
         return tmpl_undef(NULL);
     switch (json_typeof(j)) {
     case JSON_OBJECT:
-        v = from_object(r, (json_t *)j);
+        v = from_object(from, (json_t *)j);
         break; /* iterators want it so */
     case JSON_ARRAY:
-        v = from_array(r, j);
+        v = from_array(from, j);
         break;
     case JSON_STRING:
         v = tmpl_str_new(r, json_string_value(j), json_string_length(j), false);
@@ -57,7 +83,7 @@ static tmpl_val from_json(tmpl_run *r, const json_t *j)
         v = tmpl_int(json_integer_value(j));
         break;
     case JSON_REAL:
-        v = tmpl_float(json_real_value(j));
+        v = from_real(from, j);
         break;
     case JSON_TRUE:
         v = tmpl_bool(true);
@@ -74,20 +100,20 @@ static tmpl_val from_json(tmpl_run *r, const json_t *j)
 
 tmpl_val tmpl_json_read(tmpl_run *r, const char *text, const char *what, kvd_status *st)
 {
-    json_error_t at;
-    json_t      *j = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, &at);
-    tmpl_val     v;
+    source         from = { .run = r };
+    kvd_json_error at;
+    json_t        *j = kvd_json_read(&from.texts, text, strlen(text), KVD_JSON_NUL, &at);
+    tmpl_val       v = tmpl_undef(NULL);
 
     *st = KVD_OK;
-    if (!j) {
-        const bool oom = json_error_code(&at) == json_error_out_of_memory;
-
-        *st = kvd_fail(r->err, oom ? KVD_E_NOMEM : KVD_E_INVAL, 0, "%s: JSON line %d column %d: %s",
-                       what, at.line, at.column, at.text);
-        return tmpl_undef(NULL);
+    if (j) {
+        v   = from_json(&from, j);
+        *st = r->st;
+    } else {
+        *st = kvd_fail(r->err, at.no_memory ? KVD_E_NOMEM : KVD_E_INVAL, 0,
+                       "%s: JSON line %u column %u: %s", what, at.line, at.column, at.text);
     }
-    v = from_json(r, j);
     json_decref(j);
-    *st = r->st;
+    kvd_json_texts_free(&from.texts);
     return v;
 }

@@ -187,6 +187,8 @@ static tmpl_val mismatch(tmpl_run *r, int op, const tmpl_val *a, const tmpl_val 
         tmpl_fail(r, KVD_E_INVAL, "'%.*s' is undefined",
                   undef->u.s ? (int)kvd_min_u64(undef->u.s->len, 60) : 5,
                   undef->u.s ? undef->u.s->data : "value");
+    else if (a->kind == TV_DIGITS || b->kind == TV_DIGITS)
+        return overflow(r);
     else if (op == '%' && a->kind == TV_STR)
         tmpl_fail(r, KVD_E_UNSUPPORTED, "string formatting with '%%' is not supported");
     else

@@ -198,6 +198,9 @@ void tmpl_repr(tmpl_sb *sb, const tmpl_val *v)
     case TV_FLOAT:
         repr_scalar(sb, v);
         break;
+    case TV_DIGITS:
+        tmpl_sb_put(sb, v->u.s->data, v->u.s->len, false);
+        break;
     case TV_STR:
         repr_str(sb, v->u.s);
         break;
@@ -407,6 +410,9 @@ static void json_value(tmpl_sb *sb, const tmpl_val *v, const tmpl_json_style *st
     case TV_INT:
     case TV_FLOAT:
         json_scalar(sb, v);
+        break;
+    case TV_DIGITS:
+        tmpl_sb_put(sb, v->u.s->data, v->u.s->len, false);
         break;
     case TV_STR:
         json_str(sb, v->u.s, style->ascii);

@@ -157,11 +157,11 @@ void tmpl_dict_set(tmpl_run *r, tmpl_dict *d, tmpl_val key, tmpl_val val)
 
 const char *tmpl_type_name(const tmpl_val *v)
 {
-    static const char *const name[] = { "Undefined",   "NoneType", "bool",      "int",
-                                        "float",       "str",      "list",      "tuple",
-                                        "range",       "",         "generator", "dict",
-                                        "Namespace",   "Macro",    "function",  "method",
-                                        "LoopContext", "Joiner" };
+    static const char *const name[] = { "Undefined", "NoneType",    "bool",  "int",
+                                        "float",     "int",         "str",   "list",
+                                        "tuple",     "range",       "",      "generator",
+                                        "dict",      "Namespace",   "Macro", "function",
+                                        "method",    "LoopContext", "Joiner" };
 
     return v->kind == TV_VIEW ? v->u.seq->view : name[v->kind];
 }
@@ -279,6 +279,7 @@ static bool equal_inside(tmpl_run *r, const tmpl_val *a, const tmpl_val *b)
     case TV_NONE:
         return true;
     case TV_STR:
+    case TV_DIGITS:
         return a->u.s->len == b->u.s->len && tmpl_step(r, a->u.s->len / 64) &&
                memcmp(a->u.s->data, b->u.s->data, a->u.s->len) == 0;
     case TV_LIST:

@@ -27,6 +27,7 @@ typedef enum tmpl_kind {
     TV_BOOL,
     TV_INT,
     TV_FLOAT,
+    TV_DIGITS, /* a number of JSON that neither holds; u.s: its text.  It is not computed with */
     TV_STR,
     TV_LIST,
     TV_TUPLE,

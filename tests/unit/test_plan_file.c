@@ -123,7 +123,7 @@ static void test_what_is_wrong_is_named(void **state)
     expect(t, "chunk_tokens", "4", "-4", KVD_E_CORRUPT, "chunk_tokens");
     expect(t, "budget_tokens", "512", "128", KVD_E_INVAL, "budget_tokens is 128");
     expect(t, "n_step", "256", "\"256\"", KVD_E_CORRUPT, "n_step");
-    expect(t, "n_step", "256", "99999999999999999999", KVD_E_CORRUPT, "line");
+    expect(t, "n_step", "256", "99999999999999999999", KVD_E_CORRUPT, "n_step is no whole number");
     expect(t, "index", "\"n_step\"", "\"n_stop\"", KVD_E_CORRUPT, "n_step is missing");
     expect(t, "index", "\"n_step\"", "\"more\": 1, \"n_step\"", KVD_E_CORRUPT, "'more'");
     expect(t, "geometry", "\"n_layer\"", "\"x\": 1, \"n_layer\"", KVD_E_CORRUPT, "geometry");

@@ -273,12 +273,53 @@ static void test_dialogs(void **state)
     assert_int_equal(kvd_alloc_live(), 0);
 }
 
+/* Integers beyond 64 bits are written and compared, but not computed with. */
+static void test_long_numbers(void **state)
+{
+    static const struct {
+        const char *text, *want; /* want NULL: 64 bits are too few */
+    } c[] = { { "{{ x }}", "18446744073709551616" },
+              { "{{ l | tojson }}", "[-9223372036854775809, 9223372036854775807, 0.5, 1e999]" },
+              { "{{ x is integer }} {{ x is number }} {{ x is string }}", "True True False" },
+              { "{{ x == x }} {{ x == l[0] }} {{ x == '18446744073709551616' }}",
+                "True False False" },
+              { "{{ x | int }} {{ x | string | length }} {{ x | float }}",
+                "18446744073709551616 20 1.8446744073709552e+19" },
+              { "{% if x %}yes{% endif %}", "yes" },
+              { "{{ x + 1 }}", NULL } };
+
+    (void)state;
+    for (size_t i = 0; i < KVD_COUNTOF(c); i++) {
+        const char vars[] = "{\"x\":18446744073709551616,"
+                            "\"l\":[-9223372036854775809,9223372036854775807,0.50,1e999]}";
+        tmpl_input in     = { .now_unix = NOW, .messages_json = "[]", .vars_json = vars };
+        tmpl      *tm     = NULL;
+        kvd_err    err    = { 0 };
+        kvd_buf    out    = { 0 };
+        kvd_span  *span   = NULL;
+        size_t     n      = 0;
+
+        assert_int_equal(tmpl_open(&tm, c[i].text, strlen(c[i].text), &err), KVD_OK);
+        if (c[i].want) {
+            assert_int_equal(tmpl_render(tm, &in, &out, &span, &n, &err), KVD_OK);
+            assert_string_equal(out.data, c[i].want);
+        } else {
+            assert_int_equal(tmpl_render(tm, &in, &out, &span, &n, &err), KVD_E_INVAL);
+            assert_non_null(strstr(err.msg, "64 bits"));
+        }
+        kvd_free(span);
+        kvd_buf_free(&out);
+        tmpl_close(tm);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_small),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_dialogs),
+        cmocka_unit_test(test_long_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
