@@ -17,7 +17,8 @@ static void build_open(gram_build *b, kvd_err *err)
     *b = (gram_build){ .err = err, .what = "schema", .made = json_array() };
     if (!b->made)
         gram_no_memory(b);
-    b->any = gram_own(b, json_object());
+    b->any  = gram_own(b, json_object());
+    b->none = json_false();
     (void)gram_rule_new(b, 0); /* rule 0: the text itself */
     b->free_string = gram_plain_string(b, 0, GRAM_NONE);
     from           = gram_node_new(b);

@@ -56,6 +56,7 @@ void gram_build_free(gram_build *b)
         kvd_free(b->job[i].path);
     kvd_free(b->job);
     json_decref(b->made);
+    kvd_json_texts_free(&b->texts);
 }
 
 /* Room for one more of an array, at most `most` of them, of which `what` is the name. */

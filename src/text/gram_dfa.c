@@ -14,7 +14,8 @@ void gram_dfa_free(gram_dfa *d)
 bool gram_dfa_open(gram_build *b, gram_dfa *d)
 {
     *d = (gram_dfa){ .next  = kvd_calloc((size_t)GRAM_MAX_DFA * 256, sizeof(*d->next)),
-                     .flags = kvd_calloc(GRAM_MAX_DFA, sizeof(*d->flags)) };
+                     .flags = kvd_calloc(GRAM_MAX_DFA, sizeof(*d->flags)),
+                     .max   = GRAM_NONE };
     if (!d->next || !d->flags)
         gram_no_memory(b);
     return gram_tick(b, 5000); /* so much does its memory cost */
@@ -193,7 +194,9 @@ bool gram_dfa_and(gram_build *b, gram_dfa *x, gram_dfa *y, gram_dfa *out)
                 out->next[k * 256 + byte] = (uint16_t)(k2 == GRAM_NONE - 1 ? 0 : k2 + 1);
             }
         }
-        out->n = pairs.n + 1;
+        out->n   = pairs.n + 1;
+        out->min = x->min > y->min ? x->min : y->min;
+        out->max = x->max < y->max ? x->max : y->max;
     }
     gram_sets_close(&pairs);
     gram_dfa_free(x);
@@ -201,4 +204,57 @@ bool gram_dfa_and(gram_build *b, gram_dfa *x, gram_dfa *y, gram_dfa *out)
     if (b->st != KVD_OK)
         gram_dfa_free(out);
     return b->st == KVD_OK;
+}
+
+/* ---- all but some ----------------------------------------------------------------------- */
+
+#define ANY 2u /* state behind whatever is no beginning of a key */
+
+/* Adds one key, as it stands in quotes, to the automaton of what is no key. */
+static void except(gram_build *b, gram_dfa *d, const char *key, size_t len)
+{
+    uint32_t at = 1;
+
+    for (size_t i = 0; i < len && b->st == KVD_OK; i++) {
+        char         out[16];
+        bool         first;
+        const size_t m = gram_quoted((unsigned char)key[i], out, &first);
+
+        for (size_t k = 0; k < m && gram_tick(b, 1); k++) {
+            uint16_t *to = &d->next[at * 256 + (unsigned char)out[k]];
+
+            if (*to == ANY && d->n == GRAM_MAX_DFA) {
+                gram_refuse(b, "names beside propertyNames: more than %u states", GRAM_MAX_DFA);
+                return;
+            }
+            if (*to == ANY) {
+                for (uint32_t byte = 0; byte < 256; byte++)
+                    d->next[d->n * 256 + byte] = ANY;
+                d->flags[d->n] = 1;
+                *to            = (uint16_t)d->n++;
+            }
+            at = *to;
+        }
+    }
+    d->flags[at] = 0;
+}
+
+bool gram_dfa_without(gram_build *b, gram_dfa *d, json_t *keys, gram_dfa *out)
+{
+    gram_dfa    rest = { 0 };
+    const char *key;
+    size_t      len;
+    json_t     *v;
+
+    if (b->st == KVD_OK && gram_dfa_open(b, &rest)) {
+        rest.n        = ANY + 1;
+        rest.flags[1] = rest.flags[ANY] = 1;
+        for (uint32_t byte = 0; byte < 256; byte++)
+            rest.next[256 + byte] = rest.next[ANY * 256 + byte] = ANY;
+        json_object_keylen_foreach(keys, key, len, v)
+        {
+            except(b, &rest, key, len);
+        }
+    }
+    return gram_dfa_and(b, d, &rest, out);
 }

@@ -238,6 +238,51 @@ static void expand_any(gram_build *b, json_t *list, json_t *schema, const char *
         check_apart(b, all);
 }
 
+/* A bound that draft 4 makes exclusive by a flag beside it. */
+static void modern_bound(gram_build *b, json_t *schema, const char *key, const char *exclusive)
+{
+    json_t *v = json_object_get(schema, key), *flag = json_object_get(schema, exclusive);
+
+    if (!json_is_boolean(flag))
+        return;
+    if (v && json_is_true(flag)) {
+        if (json_object_set(schema, exclusive, v) != 0)
+            gram_no_memory(b);
+        json_object_del(schema, key);
+    } else {
+        json_object_del(schema, exclusive);
+    }
+}
+
+/* A plain schema with what earlier drafts say in other words in those of 2020-12: items as a list
+ * with additionalItems, and flags for exclusive bounds. */
+static json_t *modern(gram_build *b, json_t *schema)
+{
+    json_t    *items = json_object_get(schema, "items"), *copy;
+    json_t    *more  = json_object_get(schema, "additionalItems");
+    const bool list  = json_is_array(items);
+
+    if (!list && !more && !json_is_boolean(json_object_get(schema, "exclusiveMinimum")) &&
+        !json_is_boolean(json_object_get(schema, "exclusiveMaximum")))
+        return schema;
+    if (list && gram_has(schema, "prefixItems"))
+        gram_refuse(b, "items as a list beside prefixItems");
+    copy = gram_own(b, json_copy(schema));
+    if (!copy)
+        return schema;
+    if (list) {
+        if (json_object_set(copy, "prefixItems", items) != 0 ||
+            (more && json_object_set(copy, "items", more) != 0))
+            gram_no_memory(b);
+        if (!more)
+            json_object_del(copy, "items");
+    }
+    json_object_del(copy, "additionalItems"); /* means nothing without a list */
+    modern_bound(b, copy, "minimum", "exclusiveMinimum");
+    modern_bound(b, copy, "maximum", "exclusiveMaximum");
+    return copy;
+}
+
 static void expand_into(gram_build *b, json_t *list, json_t *schema)
 {
     if (json_is_true(schema))
@@ -257,7 +302,7 @@ static void expand_into(gram_build *b, json_t *list, json_t *schema)
     else if (gram_has(schema, "oneOf"))
         expand_any(b, list, schema, "oneOf");
     else
-        add_plain(b, list, schema);
+        add_plain(b, list, modern(b, schema));
 }
 
 json_t *gram_expand(gram_build *b, json_t *schema)

@@ -3,11 +3,14 @@
  *
  *   gram.c          open, close, limits, how deep each node still has to go
  *   gram_build.c    nodes and edges: literals, code points, string rules
- *   gram_number.c   integers and decimals between two bounds
- *   gram_regex.c    patterns to nodes over the bytes of a JSON string; gram_dfa.c makes a DFA of
- * them gram_expand.c   $ref, allOf, anyOf, oneOf: a schema as a list of plain ones gram_merge.c the
- * plain schema that says what two say; schemas that exclude each other gram_schema.c   plain
- * schemas to rules: objects, arrays, values gram_string.c   enum, pattern, format, length
+ *   gram_number.c   numbers between two bounds, multiples
+ *   gram_regex.c    patterns to nodes over the bytes of a JSON string
+ *   gram_dfa.c      a DFA of these nodes; what two of them accept
+ *   gram_expand.c   $ref, allOf, anyOf, oneOf: a schema as a list of plain ones
+ *   gram_merge.c    the plain schema that says what two say; schemas that exclude each other
+ *   gram_schema.c   plain schemas to rules: objects, arrays, values
+ *   gram_string.c   enum, pattern, format, length
+ *   gram_names.c    names of properties
  *   gram_tool.c     tool calls around the schemas of functions
  *   gram_sets.c     lists of numbers, each kept once
  *   gram_run.c      the automaton as it runs: sets of nodes, transitions, frames
@@ -30,8 +33,7 @@
 #ifndef KVD_TEXT_GRAM_IMPL_H
 #define KVD_TEXT_GRAM_IMPL_H
 
-#include <jansson.h>
-
+#include "base/json.h"
 #include "text/text.h"
 
 #define GRAM_NONE UINT32_MAX
@@ -53,9 +55,12 @@
 #define GRAM_MAX_SET_NODES  (1u << 20)  /* all sets together */
 #define GRAM_MAX_TABLE      (16u << 20) /* bytes of transitions */
 #define GRAM_MAX_WHITE      64u         /* blanks and newlines in a row */
-#define GRAM_MAX_INT_DIGITS 18          /* of a number that has no bounds: fits 64 bits */
-#define GRAM_MAX_FRACTION   16
-#define GRAM_MASKS          32 /* kept, of those that were expensive to make */
+#define GRAM_MAX_INT_DIGITS 19          /* before the point of a number that has no upper bound */
+#define GRAM_MAX_FRACTION   16          /* behind it, where the bounds need no more */
+#define GRAM_MAX_STEP       1000u       /* of multipleOf, its point left out */
+/* Of a number whose upper bound has more: as many as 128 bits take. */
+#define GRAM_MAX_WIDE_DIGITS 39
+#define GRAM_MASKS           32 /* kept, of those that were expensive to make */
 
 enum gram_edge_kind {
     GRAM_EPS,
@@ -277,14 +282,16 @@ typedef struct gram_build {
     uint64_t   n_feas;
     uint64_t   steps;
 
+    kvd_json_texts texts; /* of the schemas' numbers */
+
     json_t   *root;      /* of $ref; NULL: no schema is being written */
     json_t   *made;      /* array: owns what merging made */
     json_t   *functions; /* object: name -> rule, of tool calls; NULL: none */
     gram_map  expanded, merged, rules;
     gram_job *job;
-    uint32_t  n_job, cap_job;
+    uint32_t  n_job, cap_job, n_done; /* done: of the first ones the rules are written */
     uint32_t  nesting;
-    json_t   *any;         /* the schema that says nothing */
+    json_t   *any, *none;  /* schemas: what fits everything, and nothing */
     uint32_t  free_string; /* rule */
 } gram_build;
 
@@ -318,18 +325,29 @@ gram_pair *gram_map_add(gram_build *b, gram_map *m, const void *a, const void *k
 /* ---- gram_number.c -------------------------------------------------------------------- */
 
 typedef struct gram_bounds {
-    double min, max;     /* INFINITY where there is none */
-    bool   above, below; /* the bound itself is outside */
-    bool   integer;
+    bool        has_min, has_max;
+    bool        above, below; /* the bound itself is outside */
+    bool        integer;
+    uint32_t    step_frac;
+    uint64_t    step; /* multiples of step / 10^step_frac; 0: any number */
+    kvd_decimal min, max;
 } gram_bounds;
+
+/* A keyword's number, `what` by name; false: refused. */
+bool gram_decimal(gram_build *b, const char *what, const json_t *v, kvd_decimal *out);
+/* What a plain schema says of numbers; integer: it allows no others. */
+gram_bounds gram_bounds_of(gram_build *b, const json_t *schema, bool integer);
+/* Whether a number of enum keeps to it. */
+bool gram_number_fits(gram_build *b, const json_t *schema, const json_t *v);
 void gram_number(gram_build *b, uint32_t from, uint32_t to, const gram_bounds *n);
 
 /* ---- gram_regex.c --------------------------------------------------------------------- */
 
 typedef struct gram_dfa {
-    uint16_t *next;  /* [n][256]; 0: none */
-    uint8_t  *flags; /* [n]: 1 accepts, 2 its bytes begin characters */
-    uint32_t  n;     /* state 0: dead; 1: start */
+    uint16_t *next;     /* [n][256]; 0: none */
+    uint8_t  *flags;    /* [n]: 1 accepts, 2 its bytes begin characters */
+    uint32_t  n;        /* state 0: dead; 1: start */
+    uint32_t  min, max; /* characters, besides; max GRAM_NONE: any number */
 } gram_dfa;
 /* ---- gram_dfa.c ---- */
 void gram_dfa_free(gram_dfa *d);
@@ -341,12 +359,16 @@ bool gram_dfa_of(gram_build *out, const gram_build *nfa, uint32_t start, uint32_
 bool gram_regex(gram_build *b, const char *text, size_t len, gram_dfa *out);
 /* What both accept; frees both. */
 bool gram_dfa_and(gram_build *b, gram_dfa *x, gram_dfa *y, gram_dfa *out);
+/* Takes the keys of an object out; frees d. */
+bool gram_dfa_without(gram_build *b, gram_dfa *d, json_t *keys, gram_dfa *out);
 bool gram_dfa_accepts(const gram_dfa *d, const char *s, size_t len);
 
 /* ---- gram_string.c -------------------------------------------------------------------- */
 
 #define GRAM_PATTERNS "\x01patterns" /* in merged schemas: array of "p" + regex, "f" + format */
-uint32_t gram_string_rule(gram_build *b, json_t *schema);
+/* The rule of the strings that a plain schema without enum and const says, but for the keys of an
+ * object (NULL: none). */
+uint32_t gram_string_rule(gram_build *b, json_t *schema, json_t *without);
 /* Keeps those of an enum that fit; returns how many. */
 size_t gram_words_that_fit(gram_build *b, json_t *schema, json_t **word, size_t n_word);
 /* The integer of a keyword; absent: what `missing` says. */
@@ -360,7 +382,9 @@ json_t *gram_expand(gram_build *b, json_t *schema);
 /* What both of two plain schemas say: one that b owns; NULL: nothing fits both, or a failure. */
 json_t *gram_merge(gram_build *b, json_t *x, json_t *y);
 /* No value written by x fits y. */
-bool    gram_excludes(gram_build *b, json_t *x, json_t *y, int depth);
+bool gram_excludes(gram_build *b, json_t *x, json_t *y, int depth);
+/* Numbers are equal by value, however they are written. */
+bool    gram_equal(gram_build *b, const json_t *x, const json_t *y);
 bool    gram_is_annotation(const char *key);
 bool    gram_is_false(const json_t *plain);
 bool    gram_has(const json_t *schema, const char *key);
@@ -376,6 +400,8 @@ enum gram_type {
     GRAM_T_OBJECT  = 64,
     GRAM_T_ANY     = 127
 };
+/* Those that a value is of. */
+uint32_t gram_type_of(gram_build *b, const json_t *v);
 uint32_t gram_types(gram_build *b, json_t *plain); /* named, or else told from its keywords */
 
 /* ---- gram_schema.c --------------------------------------------------------------------- */
@@ -384,6 +410,15 @@ void gram_value(gram_build *b, uint32_t from, uint32_t to, json_t *schema, const
 void gram_run_jobs(gram_build *b);
 /* JSON text with limits on size and nesting. */
 json_t *gram_read_json(gram_build *b, const char *text, size_t len);
+
+/* ---- gram_names.c ---------------------------------------------------------------------- */
+
+/* The plain schema that the names of an object's members must fit; NULL: any will do. */
+json_t *gram_names_of(gram_build *b, json_t *object);
+/* Those keys of an object that fit such a schema, as an object that b owns. */
+json_t *gram_names_that_fit(gram_build *b, json_t *names, json_t *object);
+/* The rule of the names that fit it, but for those of `taken`. */
+uint32_t gram_names_rule(gram_build *b, json_t *names, json_t *taken);
 
 /* ---- gram_tool.c ----------------------------------------------------------------------- */
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gram_merge.c - keywords: which there are, what two plain schemas say together, and whether a
  * value of one can fit the other. */
-#include <math.h>
 #include <string.h>
 
 #include "text/gram_impl.h"
@@ -37,6 +36,7 @@ static const struct {
     { GRAM_PATTERNS, PATTERN },
     { "properties", PROPERTIES },
     { "additionalProperties", BOTH },
+    { "propertyNames", BOTH },
     { "required", REQUIRED },
     { "minProperties", LARGER },
     { "maxProperties", SMALLER },
@@ -46,6 +46,7 @@ static const struct {
     { "maxItems", SMALLER },
     { "uniqueItems", EQUAL },
     { "nullable", EQUAL },
+    { "additionalItems", EQUAL }, /* put in other words by gram_expand.c */
     /* taken apart by gram_expand.c */
     { "$ref", EQUAL },
     { "allOf", EQUAL },
@@ -57,13 +58,11 @@ static const struct {
     { "then", EQUAL },
     { "else", EQUAL },
     { "patternProperties", EQUAL },
-    { "propertyNames", EQUAL },
     { "dependentRequired", EQUAL },
     { "dependentSchemas", EQUAL },
     { "dependencies", EQUAL },
     { "unevaluatedProperties", EQUAL },
     { "unevaluatedItems", EQUAL },
-    { "additionalItems", EQUAL },
     { "contains", EQUAL },
     { "minContains", EQUAL },
     { "maxContains", EQUAL },
@@ -104,6 +103,7 @@ static uint32_t types_told(const json_t *s)
         uint32_t    type;
     } told[]       = { { "properties", GRAM_T_OBJECT },
                        { "additionalProperties", GRAM_T_OBJECT },
+                       { "propertyNames", GRAM_T_OBJECT },
                        { "required", GRAM_T_OBJECT },
                        { "minProperties", GRAM_T_OBJECT },
                        { "maxProperties", GRAM_T_OBJECT },
@@ -158,8 +158,10 @@ uint32_t gram_types(gram_build *b, json_t *plain)
     return types;
 }
 
-static uint32_t type_of(const json_t *v)
+uint32_t gram_type_of(gram_build *b, const json_t *v)
 {
+    kvd_decimal d;
+
     switch (json_typeof(v)) {
     case JSON_OBJECT:
         return GRAM_T_OBJECT;
@@ -168,14 +170,55 @@ static uint32_t type_of(const json_t *v)
     case JSON_STRING:
         return GRAM_T_STRING;
     case JSON_INTEGER:
-        return GRAM_T_INTEGER;
     case JSON_REAL:
-        return json_real_value(v) == floor(json_real_value(v)) ? GRAM_T_INTEGER : GRAM_T_NUMBER;
+        return gram_decimal(b, "enum", v, &d) && d.n_frac == 0 ? GRAM_T_INTEGER | GRAM_T_NUMBER
+                                                               : GRAM_T_NUMBER;
     case JSON_NULL:
         return GRAM_T_NULL;
     default:
         return GRAM_T_BOOL;
     }
+}
+
+static bool equal_objects(gram_build *b, json_t *x, const json_t *y)
+{
+    const char *key;
+    size_t      len;
+    json_t     *v;
+
+    if (json_object_size(x) != json_object_size(y))
+        return false;
+    json_object_keylen_foreach(x, key, len, v)
+    {
+        const json_t *w = json_object_getn(y, key, len);
+
+        if (!w || !gram_equal(b, v, w))
+            return false;
+    }
+    return true;
+}
+
+bool gram_equal(gram_build *b, const json_t *x, const json_t *y)
+{
+    kvd_decimal p, q;
+
+    if (x == y)
+        return true;
+    if (json_is_number(x) && json_is_number(y) && json_number_value(x) != json_number_value(y))
+        return false; /* the nearest doubles of equal numbers are equal */
+    if (json_is_integer(x) && json_is_integer(y))
+        return json_integer_value(x) == json_integer_value(y);
+    if (json_is_number(x) && json_is_number(y))
+        return gram_decimal(b, "a value", x, &p) && gram_decimal(b, "a value", y, &q) &&
+               kvd_decimal_cmp(&p, &q) == 0;
+    if (json_is_object(x) && json_is_object(y))
+        return equal_objects(b, (json_t *)(uintptr_t)x, y); /* iterators want it so */
+    if (!json_is_array(x) || !json_is_array(y) || json_array_size(x) != json_array_size(y))
+        return json_equal(x, y);
+    for (size_t i = 0; i < json_array_size(x); i++)
+        if (!gram_equal(b, json_array_get(x, i), json_array_get(y, i)))
+            return false;
+    return true;
 }
 
 /* ---- together ----------------------------------------------------------------------------- */
@@ -224,7 +267,7 @@ static bool merge_values(gram_build *b, json_t *out, json_t *x, json_t *y)
             break;
         json_array_foreach(q, j, w)
         {
-            in = in || json_equal(v, w);
+            in = in || gram_equal(b, v, w);
         }
         if (in)
             json_array_append(list, v);
@@ -316,17 +359,15 @@ static void merge_required(gram_build *b, json_t *out, json_t *x, json_t *y)
 /* A keyword that both have; false: nothing fits both. */
 static bool merge_one(gram_build *b, json_t *out, const char *key, join how, json_t *v, json_t *w)
 {
-    json_t *both = NULL;
+    json_t     *both = NULL;
+    kvd_decimal x, y;
 
     switch (how) {
     case LARGER:
     case SMALLER:
-        if (!json_is_number(v) || !json_is_number(w)) {
-            gram_refuse(b, "%s must be a number", key);
+        if (!gram_decimal(b, key, v, &x) || !gram_decimal(b, key, w, &y))
             return false;
-        }
-        both =
-            json_incref((json_number_value(v) < json_number_value(w)) == (how == LARGER) ? w : v);
+        both = json_incref((kvd_decimal_cmp(&x, &y) < 0) == (how == LARGER) ? w : v);
         break;
     case BOTH:
         both = json_is_false(v) || json_is_false(w) ? json_false()
@@ -338,7 +379,7 @@ static bool merge_one(gram_build *b, json_t *out, const char *key, join how, jso
         merge_required(b, out, v, w);
         return b->st == KVD_OK;
     case EQUAL:
-        if (!json_equal(v, w))
+        if (!gram_equal(b, v, w))
             gram_refuse(b, "allOf: %s is in two of the parts", key);
         return b->st == KVD_OK;
     default:
@@ -515,14 +556,14 @@ static bool values_apart(gram_build *b, json_t *values, json_t *y)
 
     json_array_foreach(values, i, v)
     {
-        bool fits = types & type_of(v);
+        bool fits = types & gram_type_of(b, v);
 
         if (fits && other) {
             fits = false;
             gram_tick(b, json_array_size(other));
             json_array_foreach(other, j, w)
             {
-                fits = fits || json_equal(v, w);
+                fits = fits || gram_equal(b, v, w);
             }
         }
         if (fits)

@@ -414,13 +414,32 @@ static void alternatives(regex *r, uint32_t from, uint32_t to, bool top)
         refuse(r, "a ) without (");
 }
 
+/* A pattern that is one class of characters as a whole, so often: "^[a-z]{1,300}$".  Its characters
+ * are counted, in place of a copy of the class for each.  false: it is another. */
+static bool one_class(regex *r, uint32_t from, uint32_t to, uint32_t *min, uint32_t *max)
+{
+    const uint32_t loop = gram_node_new(r->b);
+    bool           whole;
+
+    if (!eat(r, '^') || !more(r) || strchr("(^$*+?{|)", r->s[r->pos]))
+        return false;
+    atom(r, loop, loop);
+    quantifier(r, min, max);
+    whole = eat(r, '$') && r->pos == r->len;
+    if (whole) {
+        gram_eps(r->b, from, loop);
+        gram_eps(r->b, loop, to);
+    }
+    return whole;
+}
+
 bool gram_regex(gram_build *b, const char *text, size_t len, gram_dfa *out)
 {
     gram_build nfa = {
         .err = b->err, .what = b->what, .root = b->root, .max_node = MAX_PATTERN_NODES
     };
     regex    r = { .b = &nfa, .out = b, .s = text, .len = len };
-    uint32_t from, to;
+    uint32_t from, to, min = 0, max = GRAM_NONE;
 
     *out = (gram_dfa){ 0 };
     if (b->st != KVD_OK)
@@ -432,12 +451,19 @@ bool gram_regex(gram_build *b, const char *text, size_t len, gram_dfa *out)
     memcpy(nfa.path, b->path, sizeof(nfa.path));
     from = gram_node_new(&nfa);
     to   = gram_node_new(&nfa);
-    alternatives(&r, from, to, true);
+    if (!one_class(&r, from, to, &min, &max)) {
+        r.pos = 0;
+        min   = 0;
+        max   = GRAM_NONE;
+        alternatives(&r, from, to, true);
+    }
     b->steps += nfa.steps;
     if (b->st == KVD_OK)
         b->st = nfa.st;
-    if (gram_tick(b, 1))
-        (void)gram_dfa_of(b, &nfa, from, to, out);
+    if (gram_tick(b, 1) && gram_dfa_of(b, &nfa, from, to, out)) {
+        out->min = min;
+        out->max = max;
+    }
     gram_build_free(&nfa);
     return b->st == KVD_OK;
 }

@@ -3,7 +3,6 @@
  *
  * A value is written where it stands, except for objects, arrays and strings, which are rules; the
  * insides of objects and arrays are written later, from a list, so a schema may refer to itself. */
-#include <math.h>
 #include <string.h>
 
 #include "text/gram_impl.h"
@@ -18,12 +17,10 @@ static const char *const refused[] = { "not",
                                        "patternProperties",
                                        "$dynamicRef",
                                        "$recursiveRef",
-                                       "propertyNames",
                                        "dependentRequired",
                                        "dependencies",
                                        "dependentSchemas",
-                                       "unevaluatedItems",
-                                       "additionalItems" };
+                                       "unevaluatedItems" };
 
 /* Keywords that cannot be applied. */
 static void check_keywords(gram_build *b, json_t *plain)
@@ -40,8 +37,6 @@ static void check_keywords(gram_build *b, json_t *plain)
     if (json_is_false(more) && json_object_get(plain, "additionalProperties") &&
         !json_is_false(json_object_get(plain, "additionalProperties")))
         gram_refuse(b, "unevaluatedProperties: false beside additionalProperties");
-    if (json_is_array(json_object_get(plain, "items")))
-        gram_refuse(b, "items as a list is not supported (prefixItems is)");
 }
 
 static uint32_t white_node(gram_build *b)
@@ -56,66 +51,6 @@ static uint32_t white_node(gram_build *b)
 static void literal(gram_build *b, uint32_t from, uint32_t to, const char *s, size_t len)
 {
     gram_eps(b, gram_literal(b, from, s, len), to);
-}
-
-/* ---- numbers ------------------------------------------------------------------------------ */
-
-static double bound(gram_build *b, json_t *schema, const char *key, double missing)
-{
-    json_t *v = json_object_get(schema, key);
-
-    if (v && !json_is_number(v))
-        gram_refuse(b, "%s must be a number", key);
-    return v ? json_number_value(v) : missing;
-}
-
-/* Formats of OpenAPI that bound integers. */
-static void integer_format(json_t *schema, gram_bounds *n)
-{
-    static const struct {
-        const char *name;
-        double      min, max;
-    } known[]     = { { "int32", -2147483648.0, 2147483647.0 }, { "int64", -INFINITY, INFINITY },
-                      { "uint32", 0.0, 4294967295.0 },          { "uint64", 0.0, INFINITY },
-                      { "float", -INFINITY, INFINITY },         { "double", -INFINITY, INFINITY } };
-    const char *f = json_string_value(json_object_get(schema, "format"));
-
-    for (size_t i = 0; f && i < KVD_COUNTOF(known); i++)
-        if (strcmp(f, known[i].name) == 0) {
-            if (n->integer && known[i].min > n->min) {
-                n->min   = known[i].min;
-                n->above = false;
-            }
-            if (n->integer && known[i].max < n->max) {
-                n->max   = known[i].max;
-                n->below = false;
-            }
-        }
-}
-
-static gram_bounds bounds_of(gram_build *b, json_t *schema, bool integer)
-{
-    const double above = bound(b, schema, "exclusiveMinimum", -INFINITY);
-    const double below = bound(b, schema, "exclusiveMaximum", INFINITY);
-    gram_bounds  n     = { .min     = bound(b, schema, "minimum", -INFINITY),
-                           .max     = bound(b, schema, "maximum", INFINITY),
-                           .integer = integer };
-    json_t      *step  = json_object_get(schema, "multipleOf");
-
-    if (above >= n.min && above > -INFINITY) {
-        n.min   = above;
-        n.above = true;
-    }
-    if (below <= n.max && below < INFINITY) {
-        n.max   = below;
-        n.below = true;
-    }
-    if (step && json_number_value(step) == 1.0)
-        n.integer = true;
-    else if (step)
-        gram_refuse(b, "multipleOf is supported as 1 only");
-    integer_format(schema, &n);
-    return n;
 }
 
 /* ---- values of enum and const ---------------------------------------------------------------- */
@@ -173,8 +108,8 @@ static uint32_t constant_rule(gram_build *b, json_t *v)
 
 static void constant(gram_build *b, uint32_t from, uint32_t to, json_t *v)
 {
-    char   text[64];
-    size_t n;
+    char        text[KVD_JSON_NUMBER_BYTES];
+    const char *word;
 
     if (!gram_tick(b, 2))
         return;
@@ -186,38 +121,28 @@ static void constant(gram_build *b, uint32_t from, uint32_t to, json_t *v)
         gram_call(b, from, to, gram_words(b, &v, 1));
         return;
     }
-    n = json_dumpb(v, text, sizeof(text), JSON_ENCODE_ANY); /* a number, true, false or null */
-    if (n && n <= sizeof(text))
-        literal(b, from, to, text, n);
-    else
-        gram_no_memory(b);
-}
-
-static bool number_fits(gram_build *b, json_t *plain, json_t *v)
-{
-    const gram_bounds n = bounds_of(b, plain, false);
-    const double      x = json_number_value(v);
-
-    return !(x < n.min || x > n.max || (n.above && x == n.min) || (n.below && x == n.max) ||
-             (n.integer && x != floor(x)));
+    word = json_is_number(v) ? kvd_json_number(&b->texts, v, text) /* as the schema spells it */
+           : json_is_null(v) ? "null"
+           : json_is_true(v) ? "true"
+                             : "false";
+    literal(b, from, to, word, strlen(word));
 }
 
 /* Whether a value of enum keeps to what stands beside it; strings are looked at later. */
 static bool value_fits(gram_build *b, json_t *plain, json_t *v, uint32_t types)
 {
-    static const char *const inner[] = { "properties", "required",      "additionalProperties",
-                                         "items",      "prefixItems",   "minItems",
-                                         "maxItems",   "minProperties", "maxProperties" };
+    static const char *const inner[] = { "properties",    "required", "additionalProperties",
+                                         "propertyNames", "items",    "prefixItems",
+                                         "minItems",      "maxItems", "minProperties",
+                                         "maxProperties" };
 
     switch (json_typeof(v)) {
     case JSON_STRING:
         return types & GRAM_T_STRING;
     case JSON_INTEGER:
-        return types & (GRAM_T_INTEGER | GRAM_T_NUMBER) && number_fits(b, plain, v);
     case JSON_REAL:
-        return (types & GRAM_T_NUMBER ||
-                (types & GRAM_T_INTEGER && json_real_value(v) == floor(json_real_value(v)))) &&
-               number_fits(b, plain, v);
+        return (types & GRAM_T_NUMBER || types & gram_type_of(b, v)) &&
+               gram_number_fits(b, plain, v);
     case JSON_NULL:
         return types & GRAM_T_NULL;
     case JSON_TRUE:
@@ -248,7 +173,8 @@ static void enumerated(gram_build *b, uint32_t from, uint32_t to, json_t *plain,
         gram_no_memory(b);
     json_array_foreach(list, i, v)
     {
-        if (!gram_tick(b, 4) || (only && !json_equal(v, only)) || !value_fits(b, plain, v, types))
+        if (!gram_tick(b, 4) || (only && !gram_equal(b, v, only)) ||
+            !value_fits(b, plain, v, types))
             continue;
         if (json_is_string(v))
             word[n++] = v;
@@ -303,7 +229,7 @@ static uint32_t string_rule(gram_build *b, json_t *plain)
 
     if (p)
         return p->number;
-    rule = gram_string_rule(b, plain);
+    rule = gram_string_rule(b, plain, NULL);
     p    = gram_map_add(b, &b->rules, plain, kind);
     if (p)
         p->number = rule;
@@ -319,6 +245,7 @@ static json_t *shared_by(gram_build *b, json_t *plain, uint32_t type)
     } says[] = { { GRAM_T_OBJECT, "properties" },
                  { GRAM_T_OBJECT, "required" },
                  { GRAM_T_OBJECT, "additionalProperties" },
+                 { GRAM_T_OBJECT, "propertyNames" },
                  { GRAM_T_OBJECT, "minProperties" },
                  { GRAM_T_OBJECT, "maxProperties" },
                  { GRAM_T_ARRAY, "items" },
@@ -356,8 +283,9 @@ static void plain_value(gram_build *b, uint32_t from, uint32_t to, json_t *plain
         literal(b, from, to, "false", 5);
     }
     if (types & (GRAM_T_NUMBER | GRAM_T_INTEGER)) {
-        n = bounds_of(b, plain, !(types & GRAM_T_NUMBER));
-        gram_number(b, from, to, &n);
+        n = gram_bounds_of(b, plain, !(types & GRAM_T_NUMBER));
+        if (b->st == KVD_OK)
+            gram_number(b, from, to, &n);
     }
     if (types & GRAM_T_STRING)
         gram_call(b, from, to, string_rule(b, shared_by(b, plain, GRAM_T_STRING)));
@@ -394,6 +322,8 @@ typedef struct object {
     gram_build *b;
     json_t     *props, *more; /* more: schema of other keys; NULL: there are none */
     json_t     *required;     /* object: name -> true */
+    json_t     *names;        /* plain schema of all names; NULL: any will do */
+    json_t     *fit;          /* with it: those listed that fit, an object */
     uint32_t    first;        /* behind {, while all so far may be left out; GRAM_NONE: no longer */
     uint32_t    last;         /* behind a member; GRAM_NONE: there is none yet */
     uint32_t    n_prop, n_required, min, max;
@@ -458,14 +388,26 @@ static bool read_object(object *o, json_t *plain)
     return gram_tick(b, 4 + json_array_size(list));
 }
 
+/* Names of properties and those that are required: the keys of an object. */
+static json_t *listed(object *o)
+{
+    json_t *all = gram_own(o->b, o->props ? json_copy(o->props) : json_object());
+
+    if (all && json_object_update_missing(all, o->required) != 0)
+        gram_no_memory(o->b);
+    return o->b->st == KVD_OK ? all : NULL;
+}
+
 /* The rule of their names. */
 static uint32_t other_key(object *o)
 {
-    json_t *listed = gram_own(o->b, o->props ? json_copy(o->props) : json_object());
+    json_t *all = listed(o);
 
-    if (!listed || json_object_update_missing(listed, o->required) != 0)
+    if (!all)
         return 0;
-    return json_object_size(listed) ? gram_other_keys(o->b, listed) : o->b->free_string;
+    if (o->names)
+        return gram_names_rule(o->b, o->names, o->fit);
+    return json_object_size(all) ? gram_other_keys(o->b, all) : o->b->free_string;
 }
 
 /* Members beyond those that are listed. */
@@ -493,6 +435,16 @@ static void other_members(object *o)
     gram_ret(b, z);
 }
 
+static bool read_names(object *o, json_t *plain)
+{
+    json_t *all = listed(o);
+
+    o->names = gram_names_of(o->b, plain);
+    if (o->names && all)
+        o->fit = gram_names_that_fit(o->b, o->names, all);
+    return o->b->st == KVD_OK;
+}
+
 static void write_object(gram_build *b, uint32_t start, json_t *plain)
 {
     object      o = { .b = b, .first = start, .last = GRAM_NONE };
@@ -500,19 +452,23 @@ static void write_object(gram_build *b, uint32_t start, json_t *plain)
     size_t      len;
     json_t     *v;
 
-    if (!read_object(&o, plain))
+    if (!read_object(&o, plain) || !read_names(&o, plain))
         return;
     json_object_keylen_foreach(o.props, name, len, v)
     {
+        const bool may = !json_is_false(v) && (!o.names || json_object_getn(o.fit, name, len));
+
         if (b->st != KVD_OK)
             return;
-        if (!json_is_false(v) || json_object_getn(o.required, name, len))
-            property(&o, name, len, v);
+        if (may || json_object_getn(o.required, name, len))
+            property(&o, name, len, may ? v : b->none);
     }
     json_object_keylen_foreach(o.required, name, len, v)
     {
+        const bool may = !o.names || json_object_getn(o.fit, name, len);
+
         if (!json_object_getn(o.props, name, len))
-            property(&o, name, len, o.more ? o.more : b->any);
+            property(&o, name, len, !may ? b->none : o.more ? o.more : b->any);
     }
     if (json_is_false(o.more) || (!o.more && o.props))
         o.more = NULL;
@@ -578,7 +534,7 @@ static void write_array(gram_build *b, uint32_t start, json_t *plain)
         gram_refuse(b, "prefixItems must be a list of schemas");
     if (a.min > a.max)
         return; /* nothing fits */
-    if (json_is_false(a.items) || (!a.items && a.prefix))
+    if (json_is_false(a.items) || (!a.items && a.prefix && a.min <= json_array_size(a.prefix)))
         a.items = NULL;
     else if (!a.items)
         a.items = b->any;
@@ -611,8 +567,11 @@ static void write_array(gram_build *b, uint32_t start, json_t *plain)
 
 void gram_run_jobs(gram_build *b)
 {
-    for (uint32_t i = 0; i < b->n_job && b->st == KVD_OK; i++) {
-        const gram_job job = b->job[i];
+    char path[sizeof(b->path)];
+
+    memcpy(path, b->path, sizeof(path));
+    while (b->n_done < b->n_job && b->st == KVD_OK) {
+        const gram_job job = b->job[b->n_done++];
         uint32_t       start;
 
         b->owner = job.rule;
@@ -626,12 +585,14 @@ void gram_run_jobs(gram_build *b)
         else
             write_array(b, start, job.schema);
     }
+    if (b->st == KVD_OK)
+        memcpy(b->path, path, sizeof(path));
 }
 
 json_t *gram_read_json(gram_build *b, const char *text, size_t len)
 {
-    json_error_t at;
-    json_t      *j;
+    kvd_json_error at;
+    json_t        *j;
 
     if (len > GRAM_MAX_BYTES) {
         gram_refuse(b, "more than %u bytes", GRAM_MAX_BYTES);
@@ -641,10 +602,10 @@ json_t *gram_read_json(gram_build *b, const char *text, size_t len)
         gram_refuse(b, "more than %d brackets in each other", GRAM_MAX_NESTING);
         return NULL;
     }
-    j = json_loadb(text, len, JSON_DECODE_ANY | JSON_ALLOW_NUL, &at);
-    if (!j && json_error_code(&at) == json_error_out_of_memory)
+    j = kvd_json_read(&b->texts, text, len, KVD_JSON_NUL, &at);
+    if (!j && at.no_memory)
         gram_no_memory(b);
     else if (!j)
-        gram_refuse(b, "not JSON: line %d column %d: %.120s", at.line, at.column, at.text);
+        gram_refuse(b, "not JSON: line %u column %u: %s", at.line, at.column, at.text);
     return j;
 }

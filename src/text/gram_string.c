@@ -3,7 +3,6 @@
  *
  * Patterns and formats become one automaton.  Where a length is asked for besides, a table says for
  * every state and number of characters so far whether the string can still end well. */
-#include <math.h>
 #include <string.h>
 
 #include "text/gram_impl.h"
@@ -42,16 +41,17 @@ static const struct {
 
 uint32_t gram_count(gram_build *b, json_t *schema, const char *key, uint32_t missing)
 {
-    json_t      *v = json_object_get(schema, key);
-    const double x = json_number_value(v);
+    json_t     *v = json_object_get(schema, key);
+    kvd_decimal d;
+    uint64_t    n;
 
-    if (!v)
+    if (!v || !gram_decimal(b, key, v, &d))
         return missing;
-    if (!json_is_number(v) || x < 0 || x != floor(x)) {
-        gram_refuse(b, "%s must be a number of 0 or more", key);
+    if (d.neg || d.n_frac) {
+        gram_refuse(b, "%s must be a whole number of 0 or more", key);
         return missing;
     }
-    return x < (double)(GRAM_NONE - 1) ? (uint32_t)x : GRAM_NONE - 1;
+    return kvd_decimal_whole(&d, &n) && n < GRAM_NONE - 1 ? (uint32_t)n : GRAM_NONE - 1;
 }
 
 /* ---- automata --------------------------------------------------------------------------- */
@@ -261,29 +261,57 @@ static void lengths(gram_build *b, json_t *schema, uint32_t *min, uint32_t *max)
     *max = gram_count(b, schema, "maxLength", GRAM_NONE);
 }
 
-uint32_t gram_string_rule(gram_build *b, json_t *schema)
-{
-    uint32_t min, max, rule;
+/* What a schema says of a string: patterns and formats as one automaton, and lengths. */
+typedef struct limits {
+    uint32_t min, max; /* characters */
     gram_dfa d;
-    int      n;
+    int      n; /* patterns and formats in d; 0: d is empty */
+} limits;
 
-    lengths(b, schema, &min, &max);
-    dfa_of(b, schema, &d, &n);
+static void limits_of(gram_build *b, json_t *schema, limits *l)
+{
+    lengths(b, schema, &l->min, &l->max);
+    dfa_of(b, schema, &l->d, &l->n);
+    if (l->n && l->d.min > l->min)
+        l->min = l->d.min;
+    if (l->n && l->d.max < l->max)
+        l->max = l->d.max;
+}
+
+/* The same without the keys of an object. */
+static void leave_out(gram_build *b, limits *l, json_t *keys)
+{
+    static const char any[] = "^[\\s\\S]*$";
+    gram_dfa          rest;
+
+    if (b->st == KVD_OK && l->n++ == 0)
+        (void)gram_regex(b, any, sizeof(any) - 1, &l->d);
+    (void)gram_dfa_without(b, &l->d, keys, &rest);
+    l->d = rest;
+}
+
+uint32_t gram_string_rule(gram_build *b, json_t *schema, json_t *without)
+{
+    uint32_t rule;
+    limits   l;
+
+    limits_of(b, schema, &l);
+    if (json_object_size(without))
+        leave_out(b, &l, without);
     if (b->st != KVD_OK)
         rule = 0;
-    else if (n)
-        rule = rule_of_dfa(b, &d, min, max);
-    else if (min == 0 && max == GRAM_NONE)
+    else if (l.n)
+        rule = rule_of_dfa(b, &l.d, l.min, l.max);
+    else if (l.min == 0 && l.max == GRAM_NONE)
         rule = b->free_string;
     else
-        rule = gram_plain_string(b, min, max);
-    gram_dfa_free(&d);
+        rule = gram_plain_string(b, l.min, l.max);
+    gram_dfa_free(&l.d);
     return rule;
 }
 
-/* Whether one value keeps to lengths and patterns (d; n 0: there are none). */
-static bool word_fits(gram_build *b, json_t *value, uint32_t min, uint32_t max, const gram_dfa *d,
-                      int n)
+/* Whether one value keeps to them. */
+static bool word_fits(gram_build *b, json_t *value, const limits *l)
 {
     const char  *s     = json_string_value(value);
     const size_t len   = json_string_length(value);
@@ -297,29 +325,26 @@ static bool word_fits(gram_build *b, json_t *value, uint32_t min, uint32_t max, 
         const size_t m = gram_quoted((unsigned char)s[i], out, &first);
 
         chars += first;
-        if (n)
+        if (l->n)
             kvd_buf_put(&in, out, m);
     }
     if (in.oom)
         gram_no_memory(b);
-    fits = gram_tick(b, len + 1) && chars >= min && chars <= max &&
-           (n == 0 || gram_dfa_accepts(d, in.data, in.len));
+    fits = gram_tick(b, len + 1) && chars >= l->min && chars <= l->max &&
+           (l->n == 0 || gram_dfa_accepts(&l->d, in.data, in.len));
     kvd_buf_free(&in);
     return fits;
 }
 
 size_t gram_words_that_fit(gram_build *b, json_t *schema, json_t **word, size_t n_word)
 {
-    size_t   kept = 0;
-    uint32_t min, max;
-    gram_dfa d;
-    int      n;
+    size_t kept = 0;
+    limits l;
 
-    lengths(b, schema, &min, &max);
-    dfa_of(b, schema, &d, &n);
+    limits_of(b, schema, &l);
     for (size_t i = 0; i < n_word && b->st == KVD_OK; i++)
-        if (word_fits(b, word[i], min, max, &d, n))
+        if (word_fits(b, word[i], &l))
             word[kept++] = word[i];
-    gram_dfa_free(&d);
+    gram_dfa_free(&l.d);
     return kept;
 }

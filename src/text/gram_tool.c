@@ -75,6 +75,7 @@ static void forget(gram_build *b, const gram_build *was)
     b->n_rule                   = was->n_rule;
     b->n_feas                   = was->n_feas;
     b->n_job                    = was->n_job;
+    b->n_done                   = was->n_done;
     b->owner                    = was->owner;
     b->nesting                  = 0;
     b->path[0]                  = 0;

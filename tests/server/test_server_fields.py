@@ -101,6 +101,47 @@ def test_schemas_of_their_own():
         s.error(CHAT, {**ASKS[CHAT], "tools": tools, "json_schema": PAIR}, "json_schema")
 
 
+def test_numbers_keep_their_text():
+    """Numbers beyond a double or an int64 are JSON: a schema's are exact, its literals stay as they
+    are written, a field's are named where they do not fit, an unknown field's mean nothing."""
+    exact = {"type": "integer", "minimum": 9007199254740993, "maximum": 9007199254740993}
+    big = {"type": "integer", "minimum": 18446744073709551617, "maximum": 18446744073709551617}
+    with Server("--deterministic") as s:
+        for schema, want in ((exact, ("9007199254740993",)), (big, ("18446744073709551617",)),
+                             ({"enum": [0.1, 0.7]}, ("0.1", "0.7")),
+                             ({"type": "integer", "minimum": 9223372036854775807},
+                              ("9223372036854775807",))):
+            for path, field, body in formats({"type": "json_schema", "schema": schema}):
+                text = text_of(path, s.post(path, {**body, "logit_bias": DENSE}))
+                assert text in want, (path, schema, text)
+        body = ('{"prompt":"x","max_tokens":30,"logit_bias":%s,"json_schema":'
+                '{"enum":[1.50,1E2,-0.0,1e999]}}' % json.dumps(DENSE))
+        for seed in range(4):
+            text = text_of(COMPLETION,
+                           s.post(COMPLETION, body.replace("{", f'{{"seed":{seed},', 1)))
+            assert text in ("1.50", "1E2", "-0.0", "1e999"), text
+        for path in ASKS:
+            limit = [k for k in ASKS[path] if k.startswith("max")][0]
+            ask = {**ASKS[path], limit: 1}
+            s.post(path, {**ask, "none_of_ours": 123456789012345678901234567890})
+            s.post(path, json.dumps(ask)[:-1] + ',"none_of_ours":[-1e999,1.50]}')
+            s.post(path, {**ask, limit: 1.0})
+            for field, value, told in (
+                    (limit, "18446744073709551616", "18446744073709551616 is not in ["),
+                    (limit, "1e999", "1e999 is not in ["),
+                    (limit, "1.00000000000000000001", "expected an integer"),
+                    ("temperature", "1e999", "1e999 is not in [0, 100]"),
+                    ("seed", "9223372036854775808", "9223372036854775808 is not in ["
+                     "-9223372036854775808, 9223372036854775807]")):
+                text = json.dumps({**ask, field: "@"}).replace('"@"', value)
+                if path != MESSAGES or field != "temperature":
+                    message = error_of(s, path, text)
+                    assert message.startswith(f"{field}: ") and told in message, (path, message)
+        s.post(COMPLETION, {**ASKS[COMPLETION], "max_tokens": 1, "seed": 9223372036854775807})
+        e = s.post(COMPLETION, '{"prompt":"x","n":01}', want=400)["error"]["message"]
+        assert e == "the body is not JSON: '1' where ',' or '}' is expected (byte 19)", e
+
+
 def test_n_predict():
     """llama.cpp's name of the limit counts where none of the others says it."""
     with Server() as s:

@@ -227,6 +227,66 @@ def test_prompt():
         assert n(tools=TOOLS, tool_choice="none") == bare and n(tools=[]) == bare
 
 
+def test_long_numbers():
+    """Arguments of 19 digits and bounds beyond int64 come and go as they are written."""
+    when = {"type": "object", "required": ["ns", "id"], "additionalProperties": False,
+            "properties": {"ns": {"type": "integer", "minimum": 1700000000000000001,
+                                  "maximum": 1700000000000000001},
+                           "id": {"type": "integer", "minimum": 18446744073709551615,
+                                  "maximum": 18446744073709551615}}}
+    tools = [{"type": "function", "function": {"name": "at", "strict": True, "parameters": when}}]
+    args = '{"ns":1700000000000000001,"id":18446744073709551615}'
+    name = '{"name": "at", "arguments": '
+    with server() as s:
+        body = {"messages": HELLO, "tools": tools, "max_tokens": 200, "logit_bias": DENSE,
+                "tool_choice": "required", "parallel_tool_calls": False}
+        call = s.post(CHAT, body)["choices"][0]["message"]["tool_calls"][0]
+        assert call["function"]["arguments"] == args, call
+        for arguments in (args, json.loads(args)):
+            call["function"]["arguments"] = arguments
+            p = s.post("/apply-template", {"tools": tools, "messages": HELLO + [
+                {"role": "assistant", "content": "", "tool_calls": [call]}]})["prompt"]
+            assert name + '{"ns": 1700000000000000001, "id": 18446744073709551615}}' in p, p
+            assert '"maximum": 18446744073709551615}' in p, p
+        text = json.dumps({"messages": HELLO + [
+            {"role": "assistant", "content": "", "tool_calls": [{"function": {
+                "name": "at", "arguments": {"x": "@"}}}]}]}).replace('"@"', "[0.1, 1e999, -0]")
+        p = s.post("/apply-template", text)["prompt"]
+        assert name + '{"x": [0.1, 1e999, 0]}}' in p, p
+
+
+def test_schemas_as_clients_send_them():
+    """Schemas of Claude Code 2.1 and of zod's records are enforced: nothing is left out, so the log
+    says nothing."""
+    line = {"type": "string", "allOf": [{"pattern": "^[^\\n\\r]*$"},
+                                        {"pattern": "^[\\s\\S]{0,3}$"}]}
+    record = {"type": "object", "propertyNames": {"type": "string"}, "required": ["k"],
+              "additionalProperties": {"enum": [1, 2]}}
+    pair = {"type": "array", "items": [{"const": "a"}, {"const": 7}], "minItems": 2}
+    p = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object",
+         "properties": {"to": line, "map": record, "pair": pair},
+         "required": ["to", "map", "pair"], "additionalProperties": False}
+    with server() as s:
+        tools = [{"type": "function", "function": {"name": "send", "parameters": p}}]
+        for seed in range(4):
+            c = s.post(CHAT, {"messages": HELLO, "tools": tools, "max_tokens": 900, "seed": seed,
+                              "tool_choice": "required", "parallel_tool_calls": False,
+                              "logit_bias": DENSE})["choices"][0]
+            if c["finish_reason"] == "length":  # a name without end
+                continue
+            a = json.loads(c["message"]["tool_calls"][0]["function"]["arguments"])
+            assert list(a) == ["to", "map", "pair"] and a["pair"] == ["a", 7], a
+            assert len(a["to"]) <= 3 and not set("\n\r") & set(a["to"]), a
+            assert "k" in a["map"] and set(a["map"].values()) <= {1, 2}, a
+        assert not [x for x in s.lines if "any object" in x], s.lines
+        # what cannot be enforced is told with its own place, whatever came before
+        tools += [{"type": "function", "function": {"name": "b", "parameters": {
+            "properties": {"m": {"type": "object", "patternProperties": {}}}}}}]
+        s.post(CHAT, {"messages": HELLO, "tools": tools, "max_tokens": 1})
+        told = [x for x in s.lines if "any object" in x]
+        assert len(told) == 1 and "b: patternProperties is not supported (at /m)" in told[0], told
+
+
 def test_refuses():
     f = lambda **k: {"type": "function", "function": {"name": "f", **k}}
     strict = {"strict": True, "parameters": {"not": {"type": "null"}}}

@@ -259,6 +259,53 @@ static void relaxed(void **state)
     gram_close(g);
 }
 
+/* The place that a note names is of its own function, whatever came before. */
+static void notes_have_own_paths(void **state)
+{
+    gram *g = must_open((gram_desc){
+        .tools_json = "[{\"name\":\"a\",\"parameters\":{\"properties\":{\"x\":{\"items\":{"
+                      "\"type\":\"object\",\"properties\":{\"k\":{\"items\":{}}}}}}}},"
+                      "{\"name\":\"b\",\"parameters\":{\"properties\":{\"m\":{\"type\":\"object\","
+                      "\"patternProperties\":{}}}}},"
+                      "{\"name\":\"c\",\"parameters\":{\"properties\":{\"n\":{\"items\":{"
+                      "\"not\":{}}}}}}]",
+        .format     = KVD_TOOLS_HERMES });
+
+    (void)state;
+    assert_string_equal(gram_notes(g),
+                        "tools: b: patternProperties is not supported (at /m); its arguments are "
+                        "any object\n"
+                        "tools: c: not is not supported (at /n/items); its arguments are any "
+                        "object");
+    gram_close(g);
+}
+
+static uint32_t nodes_of(uint32_t n_tool)
+{
+    kvd_buf    list = { 0 };
+    gram_stats stats;
+    gram      *g;
+
+    for (uint32_t i = 0; i < n_tool; i++)
+        kvd_buf_printf(&list,
+                       "%c{\"name\":\"f%02u\",\"parameters\":{\"properties\":{\"x\":{\"items\":{"
+                       "\"type\":\"integer\"}},\"y\":{\"properties\":{\"k\":{}}}}}}",
+                       i ? ',' : '[', i);
+    kvd_buf_putc(&list, ']');
+    g = must_open((gram_desc){ .tools_json = list.data, .format = KVD_TOOLS_HERMES });
+    gram_get_stats(g, &stats);
+    gram_close(g);
+    kvd_buf_free(&list);
+    return stats.n_node;
+}
+
+/* Every function's rules are written once. */
+static void rules_once(void **state)
+{
+    (void)state;
+    assert_int_equal(nodes_of(30) - nodes_of(20), nodes_of(20) - nodes_of(10));
+}
+
 static void no_memory(void **state)
 {
     const gram_desc d    = { .tools_json = tools, .format = KVD_TOOLS_LLAMA3 };
@@ -648,11 +695,14 @@ static void wrong_params(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hermes),        cmocka_unit_test(hermes_auto), cmocka_unit_test(llama),
-        cmocka_unit_test(tokens),        cmocka_unit_test(refusals),    cmocka_unit_test(relaxed),
-        cmocka_unit_test(no_memory),     cmocka_unit_test(round_trips), cmocka_unit_test(formats),
-        cmocka_unit_test(model_answers), cmocka_unit_test(model_calls), cmocka_unit_test(places),
-        cmocka_unit_test(wrong_params),
+        cmocka_unit_test(hermes),       cmocka_unit_test(hermes_auto),
+        cmocka_unit_test(llama),        cmocka_unit_test(tokens),
+        cmocka_unit_test(refusals),     cmocka_unit_test(relaxed),
+        cmocka_unit_test(no_memory),    cmocka_unit_test(round_trips),
+        cmocka_unit_test(formats),      cmocka_unit_test(model_answers),
+        cmocka_unit_test(model_calls),  cmocka_unit_test(places),
+        cmocka_unit_test(wrong_params), cmocka_unit_test(notes_have_own_paths),
+        cmocka_unit_test(rules_once),
     };
 
     if (argc == 3 && strcmp(argv[1], "--seed") == 0)
