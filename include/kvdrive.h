@@ -470,12 +470,14 @@ typedef struct kvd_prompt {
     size_t      salt_bytes; /* at most KVD_SALT_BYTES_MAX */
     uint64_t    slice_ns;   /* about how long the call may read from the prefix cache; 0: as long as
                                it takes */
+    bool skip_cache; /* the sequence goes on with what it holds; the prefix cache is not asked */
 } kvd_prompt;
 #define KVD_PROMPT_INIT KVD_SIZED(kvd_prompt)
-/* Begins it: an empty sequence takes the longest prefix that the prefix cache knows, all but the
- * last token at most; kvd_seq_len() tells how far that came.  A prefix that would take longer to
- * read than to evaluate is left there.  KVD_E_BUSY: slice_ns were not enough; more calls with the
- * same prompt go on, and until one has said KVD_OK the sequence takes no tokens.  Others may be
+/* Begins it: the sequence takes the longest prefix that the prefix cache knows, all but the last
+ * token at most, if that is more than it holds; kvd_seq_len() tells how far that came.  A prefix
+ * that would take longer to read than to evaluate is left there, and where reading fails the
+ * sequence keeps what it held.  KVD_E_BUSY: slice_ns were not enough; more calls with the same
+ * prompt go on, and until one has said KVD_OK the sequence takes no tokens.  Others may be
  * evaluated meanwhile; of several whose prompts are begun, one is read at a time.  Until the
  * sequence holds n_token tokens, tokens that kvd_eval() appends to it are the prompt's, and attend
  * to everything; a batch holds none beyond them (KVD_E_INVAL).  The prompt also ends by

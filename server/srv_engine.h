@@ -289,8 +289,8 @@ void srv_sched_admit(srv_engine *e);
 void srv_sched_make_room(srv_engine *e);
 void srv_sched_release(srv_engine *e, srv_slot *s);
 /* A slot's prompt goes on piece by piece.  KVD_E_BUSY: it does not yet, what is known of it is
- * still being read. */
-kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err);
+ * still being read.  skip: the prefix cache is not asked. */
+kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, bool skip, kvd_err *err);
 /* Prompts that are being read go on a little; false: there are none. */
 bool srv_sched_load(srv_engine *e);
 void srv_sched_enqueue(srv_engine *e, srv_gen *g, bool first);

@@ -554,7 +554,7 @@ static uint32_t n_answering(const srv_engine *e)
     return n;
 }
 
-kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err)
+kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, bool skip, kvd_err *err)
 {
     const srv_request *r  = &s->gen->job->req;
     const uint64_t     t0 = kvd_now_ns();
@@ -565,6 +565,7 @@ kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, kvd_err *err)
     p.n_token    = s->gen->n_token;
     p.salt       = r->salt;
     p.salt_bytes = r->n_salt;
+    p.skip_cache = skip;
     p.slice_ns   = srv_pace_slice(&e->pace, n_answering(e));
     st           = kvd_prompt_begin(e->p.session, number_of(e, s), &p, err);
     e->counts.prefix_ns += e->p.cached ? kvd_now_ns() - t0 : 0;
@@ -598,19 +599,22 @@ static srv_slot *oldest_loading(srv_engine *e)
     return old;
 }
 
-/* The slot holds the first tokens of the prompt, or none.  The store may know more of them; then it
- * comes behind those that are being read: the store reads one until it is done, whoever asks. */
+/* The slot holds the first tokens of the prompt, or none.  The store may know more of them.  It
+ * reads one prompt until that is done, whoever asks: others wait, unless they hold most of theirs.
+ */
 static kvd_status begin_prompt(srv_engine *e, srv_slot *s, srv_gen *g, kvd_err *err)
 {
-    const srv_request *r  = &g->job->req;
-    kvd_status         st = KVD_OK;
+    const srv_request *r     = &g->job->req;
+    const bool         reads = oldest_loading(e) != NULL;
+    const bool         waits = reads && s->n <= g->n_token / 2;
+    kvd_status         st    = KVD_OK;
 
     g->n_target = g->n_token;
     g->loading  = false;
     memcpy(s->salt, r->salt, r->n_salt);
     s->n_salt = r->n_salt;
     if (!g->echo) /* it wants the logits of all of it */
-        st = e->p.cached && oldest_loading(e) ? KVD_E_BUSY : srv_sched_begin(e, s, err);
+        st = waits ? KVD_E_BUSY : srv_sched_begin(e, s, reads, err);
     if (st == KVD_OK)
         begin_evaluation(e, s, g);
     g->loading = st == KVD_E_BUSY;
@@ -625,7 +629,7 @@ bool srv_sched_load(srv_engine *e)
 
     if (!old)
         return false;
-    st = srv_sched_begin(e, old, &err);
+    st = srv_sched_begin(e, old, false, &err);
     if (st == KVD_OK)
         begin_evaluation(e, old, old->gen);
     else if (st != KVD_E_BUSY)

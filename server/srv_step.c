@@ -371,7 +371,7 @@ static void run_part(srv_engine *e, srv_slot *s)
         srv_pace_learn(&e->pace, 0, p.n, (double)(kvd_now_ns() - t0));
         note_ended(e, 0, p.n, kvd_now_ns() - t0);
         s->n += p.n;
-        st = srv_sched_begin(e, s, &err); /* nothing is read: it holds tokens */
+        st = srv_sched_begin(e, s, true, &err);
     }
     e->n_row = e->n_answer = e->n_piece = 0;
     if (st == KVD_E_DEVICE)

@@ -485,26 +485,42 @@ static void stop_other(kvd_session *s, uint32_t seq, const int32_t *token, uint3
         kv_restore_stop(s->kv, s->model->stream, seq);
 }
 
-/* Fills an empty sequence with what is known of its prompt, at most all but the last token.
+/* Whether a sequence holds the first of the tokens, so that the prefix cache may add to them. */
+static bool goes_on(const kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token)
+{
+    const engine_seq *q = &s->seq[seq];
+
+    return !q->synth && q->rope_long == rope_long(s, n_token) && q->n_token < n_token &&
+           kv_seq_len(s->kv, seq) == q->n_token &&
+           kvd_common_tokens(q->token, token, q->n_token) == q->n_token;
+}
+
+/* Fills a sequence with what is known of its prompt beyond what it holds, at most all but the last
+ * token.  Until that is there the sequence keeps its tokens, whatever the store holds meanwhile.
  * KVD_E_BUSY: slice_ns, if there is such a limit, were not enough; it goes on in the next call. */
 static kvd_status restore(kvd_session *s, uint32_t seq, const int32_t *token, uint32_t n_token,
                           uint64_t slice_ns, kvd_err *err)
 {
-    engine_seq          *q   = &s->seq[seq];
-    const kv_restore_ask ask = { .n_token   = n_token - 1,
-                                 .final_len = s->params.resume == KVD_RESUME_SPARSE ? 0 : n_token,
-                                 .until_ns  = slice_ns ? kvd_now_ns() + slice_ns : 0 };
+    const bool           sparse = s->params.resume == KVD_RESUME_SPARSE;
+    const kv_restore_ask ask    = { .n_token   = n_token - 1,
+                                    .final_len = sparse ? 0 : n_token,
+                                    .until_ns  = slice_ns ? kvd_now_ns() + slice_ns : 0 };
+    engine_seq          *q      = &s->seq[seq];
+    const uint32_t       before = q->n_token;
     uint64_t             t0;
     bool                 over;
 
-    if (!s->cached || q->n_token > 0)
+    if (!s->cached || before + 1 >= n_token)
         return KVD_OK;
-    KVD_TRY(make_current(s, seq, n_token, err));
+    if (before > 0 && !kv_restoring(s->kv, seq) && !goes_on(s, seq, token, n_token))
+        return KVD_OK;
+    if (before == 0)
+        KVD_TRY(make_current(s, seq, n_token, err));
     t0 = kvd_trace_now(s->trace);
     memcpy(q->token, token, n_token * sizeof(*token));
     over       = kv_seq_restore(s->kv, s->model->stream, seq, &ask);
-    q->n_token = kv_seq_len(s->kv, seq);
-    s->stats.n_cached += q->n_token;
+    q->n_token = over ? kv_seq_len(s->kv, seq) : before;
+    s->stats.n_cached += q->n_token > before ? q->n_token - before : 0;
     kvd_trace_add(s->trace, KVD_TRACE_RESTORE, t0, kvd_trace_now(s->trace), KVD_TRACE_NOWHERE,
                   q->n_token);
     return over ? KVD_OK
@@ -588,7 +604,8 @@ kvd_status engine_prefill(kvd_session *s, uint32_t seq, const int32_t *token, si
         kv_seq_salt(s->kv, seq, NULL, 0);
     to.n_token = (uint32_t)n_token;
     KVD_TRY(engine_tell_progress(&to, 0, err));
-    KVD_TRY(restore(s, seq, token, to.n_token, 0, err));
+    if (before == 0)
+        KVD_TRY(restore(s, seq, token, to.n_token, 0, err));
     to.done = s->seq[seq].n_token - before;
     st      = (resumes_sparsely(s, to.done, to.n_token)
                    ? resume_sparse
@@ -628,11 +645,13 @@ kvd_status engine_prompt_begin(kvd_session *s, uint32_t seq, const kvd_prompt *p
                         seq < s->params.n_seq ? s->seq[seq].n_token : 0);
     q = &s->seq[seq];
     KVD_TRY(check_prompt(s, p, err));
+    if (p->skip_cache)
+        kv_restore_stop(s->kv, s->model->stream, seq);
     stop_other(s, seq, p->token, p->n_token);
     if (q->n_token == 0 && !kv_restoring(s->kv, seq))
         kv_seq_salt(s->kv, seq, p->salt, (uint32_t)p->salt_bytes);
     q->prompt_end = 0;
-    st            = restore(s, seq, p->token, p->n_token, p->slice_ns, err);
+    st = p->skip_cache ? KVD_OK : restore(s, seq, p->token, p->n_token, p->slice_ns, err);
     if (st == KVD_OK || st == KVD_E_BUSY)
         q->prompt_end = p->n_token;
     return st;

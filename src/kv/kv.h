@@ -267,11 +267,12 @@ typedef struct kv_restore_ask {
     uint32_t final_len; /* of the sequence with the rest of its prompt; 0: with one more token */
     uint64_t until_ns;  /* when the call should end; 0: when all is there */
 } kv_restore_ask;
-/* Fills an empty sequence with the longest known prefix of its first n_token ids; kv_seq_len()
- * tells how many tokens that were.  A prefix that would take longer to read than to evaluate is
- * left. false: the time is over; the sequence is to be left alone until more calls with the same
- * ids have said true, or kv_restore_stop() has given up, while others may be stepped.  One sequence
- * at a time is restored in parts: those that come meanwhile get false, too. */
+/* Fills a sequence with the longest known prefix of its first n_token ids, if that is more than it
+ * holds, which are the first of them; kv_seq_len() tells how many tokens there are then.  A prefix
+ * that would take longer to read than to evaluate is left, and whatever fails leaves the sequence
+ * what it held.  false: the time is over; the sequence is to be left alone until more calls with
+ * the same ids have said true, or kv_restore_stop() has given up, while others may be stepped.  One
+ * sequence at a time is restored in parts: those that come meanwhile get false, too. */
 bool kv_seq_restore(kv_store *s, kvd_stream *st, uint32_t seq, const kv_restore_ask *ask);
 typedef struct kv_prefix { /* of a prompt, wherever its ids are */
     const int32_t *token;
@@ -285,9 +286,9 @@ typedef struct kv_prefix { /* of a prompt, wherever its ids are */
 typedef struct kv_hold kv_hold;
 kvd_status             kv_hold_open(kv_hold **out, kv_store *s, const kv_prefix *p, kvd_err *err);
 void                   kv_hold_close(kv_hold *h);
-bool                   kv_restoring(const kv_store *s, uint32_t seq); /* in parts */
-void kv_restore_stop(kv_store *s, kvd_stream *st, uint32_t seq);      /* empty again; or nothing */
-void kv_evaluated(kv_store *s, uint32_t n_token, uint64_t ns);        /* of prompts */
+bool                   kv_restoring(const kv_store *s, uint32_t seq);              /* in parts */
+void                   kv_restore_stop(kv_store *s, kvd_stream *st, uint32_t seq); /* as it was */
+void                   kv_evaluated(kv_store *s, uint32_t n_token, uint64_t ns);   /* of prompts */
 /* Stores what is not sealed, as it is now. */
 void kv_seq_store_tail(kv_store *s, kvd_stream *st, uint32_t seq);
 /* From which token on a failed read has left the sequence's records missing; UINT32_MAX: none are.

@@ -29,6 +29,11 @@ static char prov_kind(uint8_t made)
     return made & MADE_SPARSE ? PROV_SPARSE : made & MADE_DENSE ? PROV_DENSE : PROV_EXACT;
 }
 
+bool kv_cache_same_making(uint8_t a, uint8_t b)
+{
+    return prov_kind(a) == prov_kind(b);
+}
+
 /* kind, the sequence's variant, and the options where they matter. */
 kv_cache_prov kv_cache_prov_of(const kv_cache *c, uint8_t made, uint8_t variant)
 {
@@ -80,7 +85,7 @@ uint64_t kv_cache_bytes(const kv_params *p)
     return sizeof(kv_cache) + STORE_BYTES +
            p->n_seq * (sizeof(kv_cache_seq) + blocks * (sizeof(kv_disk_key) + 1)) + segment +
            KV_DISK_SEGMENT_BLOCKS * kv_aux_bytes(p) +
-           p->n_kv_head * (blocks + 2) * sizeof(kv_disk_read);
+           p->n_kv_head * (blocks + 2) * sizeof(kv_disk_read) + 2 * blocks * sizeof(uint64_t);
 }
 
 static kvd_status alloc_cache(kv_store *s, kv_cache *c, kvd_err *err)
@@ -90,10 +95,11 @@ static kvd_status alloc_cache(kv_store *s, kv_cache *c, kvd_err *err)
     c->gather = kvd_malloc((size_t)kvd_max_u64(segment_bytes(s), tail_bytes(s)));
     c->aux    = kvd_malloc((size_t)(KV_DISK_SEGMENT_BLOCKS * s->index.head_stride));
     c->read   = kvd_calloc(s->params.n_kv_head * (blocks + 2), sizeof(*c->read));
+    c->aside  = kvd_calloc(2 * blocks, sizeof(*c->aside));
     c->seq    = kvd_calloc(s->params.n_seq, sizeof(*c->seq));
     c->keys   = kvd_calloc(s->params.n_seq * blocks, sizeof(*c->keys));
     c->made   = kvd_calloc(s->params.n_seq * blocks, sizeof(*c->made));
-    if (!c->gather || !c->aux || !c->read || !c->seq || !c->keys || !c->made)
+    if (!c->gather || !c->aux || !c->read || !c->aside || !c->seq || !c->keys || !c->made)
         return kvd_fail(err, KVD_E_NOMEM, 0, "prefix cache: no memory for its tables");
     for (uint32_t i = 0; i < s->params.n_seq; i++) {
         c->seq[i].key  = c->keys + i * blocks;
@@ -162,6 +168,7 @@ void kv_cache_close(kv_store *s)
     kvd_free(c->gather);
     kvd_free(c->aux);
     kvd_free(c->read);
+    kvd_free(c->aside);
     kvd_free(c->seq);
     kvd_free(c->keys);
     kvd_free(c->made);

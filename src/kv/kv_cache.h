@@ -37,13 +37,19 @@ typedef struct kv_cache_unit {
 typedef struct kv_ferry kv_ferry;
 
 /* A prefix on its way back (kv_restore.c): layer by layer, and where all is resident by parts of
- * lanes. */
+ * lanes.  A sequence that holds tokens keeps its first `base` blocks, which are sealed.  Its raw
+ * blocks behind those are set aside until what replaces them has been read. */
 typedef struct kv_restore {
     kv_store      *s; /* NULL: none */
     kvd_stream    *st;
     kv_disk_match  match;
     kv_restore_ask ask;
     uint32_t       seq;
+    uint32_t       old_len;     /* tokens that it held before */
+    uint32_t       base;        /* blocks of them that stay */
+    uint64_t      *aside;       /* [blocks_max] raw blocks of the others, n_aside of them */
+    uint32_t       n_aside;     /* 0 as well where there was no room for both */
+    bool           reads;       /* the sequence has been prepared for it */
     uint32_t       n_block;     /* whole blocks of the match that are taken */
     uint32_t       n_tail;      /* tokens behind them */
     uint32_t       n_seal;      /* blocks that are sealed; the others become raw */
@@ -75,6 +81,7 @@ typedef struct kv_cache {
     kv_disk_put   tail;         /* being stored, or KV_DISK_NONE */
     kv_ferry     *ferry;        /* NULL: the device's memory is the host's */
     kv_restore    pending;      /* between two calls of kv_seq_restore() */
+    uint64_t     *aside;        /* [2][blocks_max] of the pending restore, and of one at once */
     double        eval_ns;      /* that evaluating a token of a prompt takes; 0: not known */
     double        eval_weight;  /* tokens that it stands for */
     double        eval_ns_kept; /* as the catalogue has it */
@@ -90,6 +97,8 @@ uint64_t      kv_cache_bytes(const kv_params *p);
 kvd_status    kv_cache_open(kv_store *s, kvd_err *err); /* nothing without a directory */
 void          kv_cache_close(kv_store *s);
 kv_cache_prov kv_cache_prov_of(const kv_cache *c, uint8_t made, uint8_t variant);
+/* Whether blocks of both makings have the same provenance. */
+bool kv_cache_same_making(uint8_t a, uint8_t b);
 /* n tokens from position first on were generated. */
 void kv_cache_mark(kv_store *s, uint32_t seq, uint32_t first, uint32_t n, bool sparse);
 void kv_cache_cut(kv_store *s, uint32_t seq, uint32_t n_keep);
@@ -149,6 +158,11 @@ uint64_t kv_ferry_at(const kv_store *s, uint32_t slot, bool aux);
 
 /* ---- kv_restore.c, kv_restore_up.c ------------------------------------------------------ */
 
+/* Raw blocks set aside by the restore that is pending: they are freed for who needs them; those at
+ * offset `raw`, and all of them, for kv_check(). */
+void     kv_restore_yield(kv_store *s);
+uint32_t kv_restore_aside(const kv_store *s, uint64_t raw);
+uint32_t kv_restore_n_aside(const kv_store *s);
 /* The span that holds block b, and the block's number in its unit. */
 const kv_disk_span *kv_restore_span(const kv_restore *r, uint32_t b, uint32_t *in_unit);
 

@@ -211,9 +211,9 @@ static inline uint32_t kv_blocks_for(uint64_t n_token)
 }
 
 /* kv_store.c.  Whether the sequence may grow by n_new tokens, by context and blocks held; how many
- * blocks it has then. */
-kvd_status kv_check_growth(const kv_store *s, uint32_t seq, uint32_t n_new, uint32_t *need,
-                           kvd_err *err);
+ * blocks it has then.  What a pending restore has set aside goes before. */
+kvd_status kv_check_growth(kv_store *s, uint32_t seq, uint32_t n_new, uint32_t *need, kvd_err *err);
+void       kv_drop_blocks(kv_store *s, uint32_t seq, uint32_t n_keep); /* those beyond the first */
 /* Of failures to seal, when there are no free blocks. */
 kvd_status kv_refuse_unsealed(uint32_t seq, kvd_err *err);
 

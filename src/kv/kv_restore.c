@@ -3,9 +3,12 @@
  *
  * Layer by layer: index and records of the blocks that are sealed at the prompt's final length, raw
  * rows of the rest.  What is restored is what the same tokens had when they were stored, so the
- * text goes on as if they had been evaluated here.  Any failure gives the sequence back empty: the
- * prompt is evaluated instead; so does a disk that is slower than that.  What evaluating a token
- * takes is measured, and kept in the catalogue, so that it is known after a restart.
+ * text goes on as if they had been evaluated here.  A sequence that holds the beginning of the
+ * prompt gets what the store knows beyond that.  Any failure gives the sequence back as it was, and
+ * the rest of the prompt is evaluated instead; so does a disk that is slower than that.  What
+ * evaluating a token takes is measured, and kept in the catalogue, so that it is known after a
+ * restart.
+ *
  * Thread: the session's. */
 #include <inttypes.h>
 #include <string.h>
@@ -89,18 +92,86 @@ static void measure(kv_restore *r, uint32_t final_len)
 
 /* ---- blocks ------------------------------------------------------------------------- */
 
+static void free_aside(kv_restore *r)
+{
+    kv_store *s = r->s;
+
+    s->n_held -= r->n_aside;
+    while (r->n_aside > 0)
+        s->free_stack[s->n_free++] = r->aside[--r->n_aside];
+}
+
+/* Blocks that the sequence and the match have from the same: what follows one follows the other. */
+static uint32_t same_blocks(const kv_restore *r)
+{
+    const kv_cache_seq *c    = &r->s->cache->seq[r->seq];
+    const uint32_t      most = r->s->seq[r->seq].n_sealed / KV_BLOCK_TOKENS;
+    uint32_t            b    = 0, in_unit;
+
+    while (b < most && b < r->n_seal &&
+           kv_cache_same_making(c->made[b],
+                                kv_cache_accepted[kv_restore_span(r, b, &in_unit)->provenance]))
+        b++;
+    return b;
+}
+
+/* The sequence keeps its first sealed blocks, those of the match; the others' raw blocks are set
+ * aside. */
+static void set_aside(kv_restore *r)
+{
+    kv_store *s = r->s;
+    kv_seq   *q = &s->seq[r->seq];
+
+    kv_tier_settle(s);
+    /* the others came about otherwise, or would not be sealed */
+    if (q->n_sealed > r->base * KV_BLOCK_TOKENS)
+        kv_seq_truncate(s, r->st, r->seq, r->base * KV_BLOCK_TOKENS);
+    r->old_len = q->len;
+    r->base    = q->n_sealed / KV_BLOCK_TOKENS;
+    r->reads   = true;
+    for (uint32_t b = r->base; b < q->n_block; b++)
+        r->aside[r->n_aside++] = q->block[b];
+    s->n_used -= q->len - q->n_sealed;
+    q->n_block = r->base;
+    q->len     = q->n_sealed;
+    q->step    = 0;
+}
+
+/* The sequence is as it was; without what was set aside where there was no room for both. */
+static void give_back(kv_restore *r)
+{
+    kv_store *s = r->s;
+    kv_seq   *q = &s->seq[r->seq];
+
+    if (!r->reads)
+        return;
+    kv_drop_blocks(s, r->seq, r->base);
+    for (uint32_t i = 0; i < r->n_aside; i++)
+        q->block[q->n_block++] = r->aside[i];
+    if (r->n_aside > 0) {
+        s->n_used += r->old_len - q->len;
+        q->len = r->old_len;
+    }
+    r->n_aside = 0;
+    kv_seq_truncate(s, r->st, r->seq, q->len);
+}
+
 /* Index blocks and host records for what is sealed, raw blocks for the rest (all, if resident). */
 static kvd_status take_blocks(kv_restore *r, kvd_err *err)
 {
     kv_store      *s    = r->s;
     kv_seq        *q    = &s->seq[r->seq];
     const uint32_t need = r->n_block + kv_blocks_for(r->n_tail);
-    const uint32_t raw  = s->sizes.resident ? need : need - r->n_seal;
+    const uint32_t more = need - r->base;
+    const uint32_t raw  = s->sizes.resident ? more : need - r->n_seal;
 
     kv_parked_yield(s, raw);
-    if (need > s->blocks_max || need > s->sizes.n_block - s->n_held || raw > s->n_free)
+    if (need > s->blocks_max || more > s->sizes.n_block - s->n_held + r->n_aside ||
+        raw > s->n_free + r->n_aside)
         return kvd_fail(err, KVD_E_FULL, 0, "no room for %u blocks of a known prefix", need);
-    for (uint32_t b = 0; b < r->n_seal; b++)
+    if (more > s->sizes.n_block - s->n_held || raw > s->n_free)
+        free_aside(r); /* there is no room for both */
+    for (uint32_t b = r->base; b < r->n_seal; b++)
         kv_map_block(s, r->seq, b, !s->tier);
     kv_tier_bind_match(s, r->seq, &r->match, r->n_seal);
     for (; q->n_block < need; q->n_block++, s->n_held++)
@@ -132,9 +203,20 @@ void kv_evaluated(kv_store *s, uint32_t n_token, uint64_t ns)
     c->eval_ns += ((double)ns / n - c->eval_ns) * n / c->eval_weight;
 }
 
+static uint32_t known_of(const kv_restore *r)
+{
+    return r->n_block * KV_BLOCK_TOKENS + r->n_tail;
+}
+
+/* Tokens that the sequence would not have otherwise. */
+static uint32_t gain_of(const kv_restore *r)
+{
+    return known_of(r) > r->old_len ? known_of(r) - r->old_len : 0;
+}
+
 static double evaluating_ns(const kv_restore *r)
 {
-    return r->s->cache->eval_ns * (r->n_block * KV_BLOCK_TOKENS + r->n_tail);
+    return r->s->cache->eval_ns * gain_of(r);
 }
 
 static double most_ns(const kv_restore *r)
@@ -159,18 +241,17 @@ static uint64_t bytes_of(const kv_restore *r)
 {
     const kv_store *s     = r->s;
     const uint64_t  lanes = (uint64_t)s->params.n_layer * s->params.n_kv_head;
-    const uint64_t  n_raw = s->tier ? r->n_block - r->n_seal : r->n_block;
+    const uint64_t  n_raw = r->n_block - (s->tier ? r->n_seal : r->base);
 
-    return lanes * (n_raw * s->block_chunks * s->packed_bytes + r->n_seal * index_bytes(s) +
-                    r->n_tail * token_bytes(s));
+    return lanes * (n_raw * s->block_chunks * s->packed_bytes +
+                    (r->n_seal - r->base) * index_bytes(s) + r->n_tail * token_bytes(s));
 }
 
 static kvd_status too_slow(kv_restore *r, double load_ns, kvd_err *err)
 {
     r->slow = true;
     return kvd_fail(err, KVD_E_BUSY, 0, "%u tokens take %.3g s to read and %.3g s to evaluate",
-                    r->n_block * KV_BLOCK_TOKENS + r->n_tail, load_ns * 1e-9,
-                    evaluating_ns(r) * 1e-9);
+                    gain_of(r), load_ns * 1e-9, evaluating_ns(r) * 1e-9);
 }
 
 /* By what was seen before. */
@@ -327,7 +408,7 @@ static kvd_status read_index(kv_restore *r, uint32_t layer, kvd_err *err)
     for (uint32_t h = 0; h < s->params.n_kv_head; h++) {
         const uint32_t lane = layer * s->params.n_kv_head + h;
 
-        for (uint32_t b = 0; b < r->n_seal; b++) {
+        for (uint32_t b = r->base; b < r->n_seal; b++) {
             uint32_t            in_unit;
             const kv_disk_span *sp = kv_restore_span(r, b, &in_unit);
 
@@ -419,19 +500,25 @@ static kvd_status settle(kv_restore *r, uint32_t layer, kvd_err *err)
 {
     kv_store *s = r->s;
 
-    for (uint32_t b = 0; b < r->n_seal && !s->tier; b++) {
+    for (uint32_t b = r->base; b < r->n_seal && !s->tier; b++) {
         if (!s->sizes.resident)
             KVD_TRY(kv_keep_packed(s, r->st, r->seq, layer, b, kv_stage_block(s, b), err));
         if (s->sizes.resident || b == 0)
             KVD_TRY(unpack_lanes(r, layer, b, s->block_chunks, err));
     }
-    if (r->n_seal == 0 || s->sizes.resident || s->sinks == 0)
+    if (r->n_seal == 0 || r->base > 0 || s->sizes.resident || s->sinks == 0)
         return KVD_OK;
     if (s->tier) {
         KVD_TRY(read_sinks(r, layer, err));
         KVD_TRY(unpack_lanes(r, layer, 0, s->sinks, err));
     }
     return kv_keep_sinks(s, r->st, r->seq, layer, kv_stage_block(s, 0), err);
+}
+
+/* The first block whose records are read now: sealed ones stay on disk where that is a tier. */
+static uint32_t first_read(const kv_restore *r)
+{
+    return r->s->tier ? r->n_seal : r->base;
 }
 
 /* A layer, or a part of a lane of it. */
@@ -446,12 +533,12 @@ static kvd_status read_part(kv_restore *r, kvd_err *err)
     if (!r->begun)
         KVD_TRY(read_index(r, r->layer, err)); /* first: with it come the records' parameters */
     if (!r->begun)
-        r->block = s->tier ? r->n_seal : 0;
+        r->block = first_read(r);
     r->begun = true;
     KVD_TRY(read_records(r, r->layer, r->head, err));
     if (r->block < r->n_block)
         return KVD_OK;
-    r->block = s->tier ? r->n_seal : 0;
+    r->block = first_read(r);
     if (++r->head < s->params.n_kv_head)
         return KVD_OK;
     KVD_TRY(read_tail(r, r->layer, err));
@@ -483,12 +570,12 @@ static kvd_status read_layers(kv_restore *r, kvd_err *err)
     return KVD_OK;
 }
 
-/* Keys and makings of the blocks, so that what follows continues the chain. */
+/* Keys and makings of the new blocks, so that what follows continues the chain. */
 static kvd_status name_blocks(kv_restore *r, kvd_err *err)
 {
     kv_cache_seq *q = &r->s->cache->seq[r->seq];
 
-    for (uint32_t b = 0; b < r->n_block; b++) {
+    for (uint32_t b = r->base; b < r->n_block; b++) {
         uint32_t in_unit;
 
         q->made[b] = kv_cache_accepted[kv_restore_span(r, b, &in_unit)->provenance];
@@ -503,12 +590,18 @@ static kvd_status name_blocks(kv_restore *r, kvd_err *err)
 
 static kvd_status begin(kv_restore *r, kvd_err *err)
 {
-    KVD_TRY(kv_cache_find(r->s, r->seq, r->ask.n_token, false, &r->match, err));
+    kv_store *s = r->s;
+
+    r->old_len = s->seq[r->seq].len;
+    KVD_TRY(kv_cache_find(s, r->seq, r->ask.n_token, false, &r->match, err));
     measure(r, r->ask.final_len);
-    if (r->n_block + r->n_tail == 0)
+    if (gain_of(r) == 0)
         return KVD_OK;
+    r->base  = same_blocks(r);
     r->bytes = bytes_of(r);
     KVD_TRY(expect(r, err));
+    set_aside(r);
+    r->bytes = bytes_of(r);
     return take_blocks(r, err);
 }
 
@@ -517,21 +610,43 @@ static void end(kv_restore *r, kvd_status rc, kvd_err *err)
     kv_store *s = r->s;
     kv_seq   *q = &s->seq[r->seq];
 
-    if (rc == KVD_OK && q->n_block > 0)
+    if (rc == KVD_OK && r->reads) {
+        free_aside(r);
         rc = name_blocks(r, err);
-    if (rc == KVD_OK) {
-        q->len = r->n_block * KV_BLOCK_TOKENS + r->n_tail;
-        s->n_used += q->len;
-        s->counts.n_restored += q->len;
-    } else {
+    }
+    if (rc != KVD_OK) {
         kvd_log(r->slow ? KVD_LOG_INFO : KVD_LOG_WARN,
                 "prefix cache: %s; the prompt is evaluated instead", err->msg);
         s->counts.n_slow += r->slow;
-        kv_seq_truncate(s, r->st, r->seq, 0);
+        give_back(r);
+    } else if (r->reads) {
+        s->n_used += known_of(r) - q->len;
+        q->len = known_of(r);
+        s->counts.n_restored += gain_of(r);
     }
     learn_rate(r);
     kv_disk_match_close(s->cache->disk, &r->match);
     r->s = NULL;
+}
+
+void kv_restore_yield(kv_store *s)
+{
+    if (s->cache && s->cache->pending.s)
+        free_aside(&s->cache->pending);
+}
+
+uint32_t kv_restore_n_aside(const kv_store *s)
+{
+    return s->cache && s->cache->pending.s ? s->cache->pending.n_aside : 0;
+}
+
+uint32_t kv_restore_aside(const kv_store *s, uint64_t raw)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < kv_restore_n_aside(s); i++)
+        n += s->cache->pending.aside[i] == raw;
+    return n;
 }
 
 bool kv_restoring(const kv_store *s, uint32_t seq)
@@ -545,8 +660,9 @@ void kv_restore_stop(kv_store *s, kvd_stream *st, uint32_t seq)
 
     if (!kv_restoring(s, seq))
         return;
-    r = &s->cache->pending;
-    kv_seq_truncate(s, st, seq, 0);
+    r     = &s->cache->pending;
+    r->st = st;
+    give_back(r);
     kv_disk_match_close(s->cache->disk, &r->match);
     r->s = NULL;
 }
@@ -562,12 +678,13 @@ static bool restore(kv_store *s, kvd_stream *st, uint32_t seq, const kv_restore_
     if (r->s && r->seq != seq)
         return false;
     if (!r->s) {
-        kvd_assert(s->seq[seq].len == 0 && s->seq[seq].n_block == 0);
         *r = (kv_restore){ .s = s, .st = st, .seq = seq, .ask = *ask };
-        rc = begin(r, &err);
+
+        r->aside = s->cache->aside + (r == &at_once ? s->blocks_max : 0);
+        rc       = begin(r, &err);
     }
     r->ask.until_ns = ask->until_ns;
-    if (rc == KVD_OK && s->seq[seq].n_block > 0) {
+    if (rc == KVD_OK && r->reads) {
         rc = read_layers(r, &err);
         if (rc == KVD_OK && r->layer < s->params.n_layer)
             return false;

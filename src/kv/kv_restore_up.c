@@ -164,7 +164,7 @@ static kvd_status restore_sinks(kv_restore *r, uint32_t layer, kvd_err *err)
     uint32_t            in_unit;
     const kv_disk_span *sp;
 
-    if (r->n_seal == 0 || s->sizes.resident || s->sinks == 0)
+    if (r->n_seal == 0 || r->base > 0 || s->sizes.resident || s->sinks == 0)
         return KVD_OK;
     sp = kv_restore_span(r, 0, &in_unit);
     KVD_TRY(s->be->ops->stream_sync(r->st, err));
@@ -217,7 +217,7 @@ kvd_status kv_restore_up(kv_restore *r, uint32_t layer, kvd_err *err)
 {
     const uint32_t n_slot = kv_ferry_slots(r->s);
 
-    for (uint32_t b = 0; b < r->n_block; b += n_slot)
+    for (uint32_t b = r->base; b < r->n_block; b += n_slot)
         KVD_TRY(restore_group(r, layer, b, (uint32_t)kvd_min_u64(r->n_block, b + n_slot), err));
     KVD_TRY(restore_sinks(r, layer, err));
     return restore_tail(r, layer, err);

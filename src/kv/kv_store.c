@@ -227,9 +227,8 @@ kvd_status kv_store_open(kv_store **out, kvd_backend *be, const kv_params *p, kv
     return KVD_OK;
 }
 
-/* Gives back the blocks beyond the first n_keep, latest first, so that they are taken again in the
- * order they had. */
-static void drop_blocks(kv_store *s, uint32_t seq, uint32_t n_keep)
+/* Latest first, so that they are taken again in the order they had. */
+void kv_drop_blocks(kv_store *s, uint32_t seq, uint32_t n_keep)
 {
     kv_seq *q = &s->seq[seq];
 
@@ -253,7 +252,7 @@ void kv_store_close(kv_store *s)
         return;
     kv_tier_settle(s);
     for (uint32_t i = 0; s->tier && i < s->params.n_seq; i++)
-        drop_blocks(s, i, 0); /* and references to the block store */
+        kv_drop_blocks(s, i, 0); /* and references to the block store */
     kv_parked_close(s);
     kv_tier_close(s);
     kv_cache_close(s);
@@ -300,11 +299,10 @@ bool kv_resident(const kv_store *s)
     return s->sizes.resident;
 }
 
-kvd_status kv_check_growth(const kv_store *s, uint32_t seq, uint32_t n_new, uint32_t *need,
-                           kvd_err *err)
+kvd_status kv_check_growth(kv_store *s, uint32_t seq, uint32_t n_new, uint32_t *need, kvd_err *err)
 {
-    const kv_seq  *q     = &s->seq[seq];
-    const uint64_t spare = s->sizes.n_block - s->n_held;
+    const kv_seq *q = &s->seq[seq];
+    uint64_t      spare;
 
     if (n_new > s->params.n_ctx - q->len)
         return kvd_fail(err, KVD_E_FULL, 0,
@@ -312,6 +310,10 @@ kvd_status kv_check_growth(const kv_store *s, uint32_t seq, uint32_t n_new, uint
                         "tokens (n_ctx)",
                         seq, q->len, n_new, s->params.n_ctx);
     *need = kv_blocks_for((uint64_t)q->len + n_new);
+    if (*need > q->n_block &&
+        *need - q->n_block > kvd_min_u64(s->sizes.n_block - s->n_held, s->n_free))
+        kv_restore_yield(s);
+    spare = s->sizes.n_block - s->n_held;
     if (*need > q->n_block && *need - q->n_block > spare)
         return kvd_fail(err, KVD_E_FULL, 0,
                         "KV cache is full: sequence %u needs %u more blocks of %u tokens, %" PRIu64
@@ -360,7 +362,7 @@ void kv_seq_commit(kv_store *s, uint32_t seq, uint32_t n_new, kv_made made)
 void kv_seq_release(kv_store *s, uint32_t seq)
 {
     kvd_assert(seq < s->params.n_seq);
-    drop_blocks(s, seq, kv_blocks_for(s->seq[seq].len));
+    kv_drop_blocks(s, seq, kv_blocks_for(s->seq[seq].len));
 }
 
 void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep)
@@ -376,14 +378,14 @@ void kv_seq_truncate(kv_store *s, kvd_stream *st, uint32_t seq, uint32_t n_keep)
     q->len  = n_keep;
     q->step = 0; /* the window may hold what is gone: the next step fills it anew */
     kv_cache_cut(s, seq, n_keep);
-    drop_blocks(s, seq, kv_blocks_for(n_keep));
+    kv_drop_blocks(s, seq, kv_blocks_for(n_keep));
     if (kv_unseal(s, st, seq, kv_sealed_at(&s->params, n_keep), &err) == KVD_OK)
         return;
     kvd_log(KVD_LOG_WARN, "sequence %u: %s; its tokens from %u on are evaluated again", seq,
             err.msg, q->n_sealed - KV_BLOCK_TOKENS);
     s->n_used -= q->len - (q->n_sealed - KV_BLOCK_TOKENS);
     q->len = q->n_sealed - KV_BLOCK_TOKENS;
-    drop_blocks(s, seq, kv_blocks_for(q->len));
+    kv_drop_blocks(s, seq, kv_blocks_for(q->len));
 }
 
 kvd_kv_layout kv_layout(const kv_store *s, uint32_t layer)
@@ -470,13 +472,15 @@ void kv_seq_where(const kv_store *s, uint32_t seq, kv_where *out)
 {
     const uint64_t lanes = (uint64_t)s->params.n_layer * s->params.n_kv_head;
     const kv_seq  *q     = &s->seq[seq];
-    const uint32_t low   = s->sizes.resident ? 0 : q->n_sealed; /* tokens below the device */
+    /* tokens below the device; while a prefix comes back more are sealed than it holds */
+    const uint32_t low = s->sizes.resident ? 0 : (uint32_t)kvd_min_u64(q->n_sealed, q->len);
 
     kvd_assert(seq < s->params.n_seq);
     *out        = (kv_where){ .device = q->len - low, .host = low };
     out->window = low ? (uint32_t)(slots_in_use(s, seq) * s->params.chunk_tokens / lanes) : 0;
     if (s->tier && low)
-        out->host = (uint32_t)(kv_tier_records(s, seq) * s->params.chunk_tokens / lanes);
+        out->host =
+            (uint32_t)kvd_min_u64(kv_tier_records(s, seq) * s->params.chunk_tokens / lanes, low);
     out->disk = low - out->host;
 }
 
@@ -506,6 +510,7 @@ static void check_block(const kv_store *s, uint64_t i)
         }
     }
     kv_parked_count(s, off, i * index_bytes, &raw, &index);
+    raw += kv_restore_aside(s, off);
     kvd_assert(i >= s->sizes.n_raw || raw == 1);
     kvd_assert(!s->params.sparse ||
                index + on_stack(s->ifree_stack, s->n_ifree, i * index_bytes) == 1);
@@ -568,7 +573,7 @@ static void check_use(const kv_store *s)
 
 void kv_check(const kv_store *s)
 {
-    uint64_t used = 0, held = 0, records = 0;
+    uint64_t used = 0, held = kv_restore_n_aside(s), records = 0;
 
     for (uint64_t i = 0; i < s->sizes.n_block; i++)
         check_block(s, i);

@@ -5,10 +5,11 @@ them wherever they are."""
 import os
 import random
 import re
+import shutil
 import signal
 import threading
 
-from kvserver import Server, main
+from kvserver import Directory, Server, main
 
 COMPLETION = "/v1/completions"
 FAULT = os.environ["KVDRIVE_FAULT"]
@@ -112,6 +113,53 @@ def test_below_the_device():
             got = known(ask(s, prompt(name, 1600)))
             assert got["host"] >= 1600 - 256 - 64, (name, got)
         assert sum(consistent(s).values()) > 4 * 1280
+
+
+def test_canceled_prompt_goes_on():
+    """A client with a time-out that asks again gets further each time, with a cache directory, too,
+    where that is small, gone or has the beginning of the prompt alone.  At the time-outs the prompt
+    is not sealed as a whole."""
+    tokens = prompt("A", 3000)
+    for kind in ("none", "plain", "small", "gone"):
+        with Directory() as d:
+            more = [] if kind == "none" else ["--cache-dir", d]
+            more += ["--kv-disk", "40K"] if kind == "small" else []
+            with Server("--parallel", "2", "-b", "64", *more, program=FAULT) as s:
+                if kind == "gone":
+                    shutil.rmtree(d)
+                    os.mkdir(d)
+                if kind == "plain":
+                    ask(s, tokens[:300])
+                s.process.send_signal(signal.SIGRTMIN + 11)  # 0.1 ms a token
+                at = [303 if kind == "plain" else 0]
+                while at[-1] < 2000:
+                    c = s.raw_post(COMPLETION, {"prompt": tokens, "max_tokens": 4})
+                    s.wait_for(lambda: s.slots()["slots"][0]["tokens"] > at[-1] + 200)
+                    c.close()
+                    s.wait_idle()
+                    at.append(s.slots()["slots"][0]["tokens"])
+                    s.wait_for(lambda: len(canceled(s)) == len(at) - 1)
+                    line = canceled(s)[-1]
+                    got = [int(x) for x in re.search(r"cached (\d+)\+(\d+)\+(\d+), evaluated (\d+)",
+                                                     line).groups()]
+                    assert abs(sum(got[:3]) - at[-2]) <= 3 and sum(got) == at[-1], (kind, at, line)
+                assert sum(known(ask(s, tokens)).values()) == at[-1], kind
+
+
+def test_best_of_device_and_disk():
+    """A prompt takes what is there of it on the device, and what is on disk beyond that."""
+    system = prompt("system", 424)
+    first, second = system + prompt("u1", 40), system + prompt("u2", 800)
+    with Directory() as d:
+        with Server("--parallel", "1", "--cache-dir", d) as s:
+            ask(s, first)
+            assert known(ask(s, second)) == {"device": 424, "host": 0, "disk": 0}
+        with Server("--parallel", "1", "--cache-dir", d) as s:
+            ask(s, first)
+            got = known(ask(s, second + prompt("more", 100)))
+            assert got == {"device": 424, "host": 0, "disk": 800}, got
+            assert known(ask(s, first))["disk"] + known(ask(s, first))["device"] >= 463
+            consistent(s)
 
 
 def canceled(s):
