@@ -38,6 +38,8 @@ enum { /* bits of kvd_opt.commands */
 
 extern const kvd_opt  cli_options[];
 extern const uint32_t cli_n_option;
+/* Names of the options that --help shows; NULL ends them. */
+extern const char *const cli_first_options[];
 
 int cli_run(const kvd_opts *o);
 int cli_chat(const kvd_opts *o);
@@ -203,6 +205,37 @@ kvd_status cli_session_open_cached(kvd_session **out, kvd_plan *plan, kvd_model 
 /* cli_session_params() of a server's session. */
 kvd_status cli_serve_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,
                             kvd_err *err);
+
+/* ---- cli_text.c -------------------------------------------------------------------- */
+
+/* Appends the text of an option; with --escape its escapes stand for characters. */
+void cli_put_text(const kvd_opts *o, const char *text, kvd_buf *to);
+/* KVD_E_INVAL names the first byte that is not UTF-8; what: "prompt". */
+kvd_status cli_check_utf8(const char *what, const char *s, size_t len, kvd_err *err);
+
+/* Appends a message to an array of a conversation.  false: the text is not UTF-8, or no memory. */
+bool cli_add_message(json_t *messages, const char *role, const char *text, size_t len);
+
+typedef struct cli_stops { /* --stop: text is held back while it may begin a stop string */
+    kvd_buf *stop;         /* [n] */
+    uint32_t n;
+    kvd_buf  held;
+} cli_stops;
+kvd_status cli_stops_open(cli_stops *s, const kvd_opts *o, kvd_err *err);
+void       cli_stops_close(cli_stops *s); /* also after a failure, or of zeros */
+/* Adds text of an answer; *out: what of it can be told now.  true: a stop string has come, the
+ * answer ends before it. */
+bool cli_stops_feed(cli_stops *s, const char *text, size_t len, kvd_buf *out);
+/* The answer has ended without one; *out: what was held back. */
+void cli_stops_end(cli_stops *s, kvd_buf *out);
+
+/* ---- cli_tty.c --------------------------------------------------------------------- */
+
+/* A signal handler: gives the terminal its own modes back, and ends the process as the signal does
+ * by default. */
+void cli_tty_die(int sig);
+/* The first half of it; does nothing where the modes were not changed. */
+void cli_tty_restore(void);
 
 /* ---- cli_term.c -------------------------------------------------------------------- */
 

@@ -31,20 +31,22 @@ typedef struct bench {
 kvd_status cli_parse_list(const kvd_opts *o, const char *name, cli_list *out, kvd_err *err)
 {
     const char *s = kvd_opts_text(o, name);
+    char        word[32];
+    double      x;
 
     for (out->n = 0; out->n < CLI_LIST_MAX; out->n++) {
-        char               *end;
-        const unsigned long x = strtoul(s, &end, 10);
+        const size_t len = strcspn(s, ",");
 
-        if (end == s || x > 1u << 30 || (*end && *end != ','))
+        snprintf(word, sizeof(word), "%.*s", (int)(len < sizeof(word) ? len : sizeof(word)), s);
+        if (!kvd_parse_count(word, &x) || x < 0.0 || x > 1u << 30)
             return kvd_fail(err, KVD_E_INVAL, 0,
                             "--%s: expected numbers as in 128,512, found '%.20s'", name, s);
         out->x[out->n] = (uint32_t)x;
-        s              = end + 1;
-        if (!*end) {
+        if (!s[len]) {
             out->n++;
             return KVD_OK;
         }
+        s += len + 1;
     }
     return kvd_fail(err, KVD_E_INVAL, 0, "--%s: more than %d numbers", name, CLI_LIST_MAX);
 }

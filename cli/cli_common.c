@@ -12,6 +12,7 @@
 #define INPUT_MAX_BYTES    (1ull << 30)
 #define IDS_MAX_BYTES      (1ull << 30)
 #define TEMPLATE_MAX_BYTES (1ull << 20)
+#define GPU_LAYERS_MAX     100000.0
 
 int cli_fail(const kvd_err *err)
 {
@@ -173,19 +174,53 @@ static kvd_status check_cache(const kvd_opts *o, kvd_err *err)
     return KVD_OK;
 }
 
+/* --gpu-layers: *n is the number of layers, UINT32_MAX for all; 0: the CPU. */
+static kvd_status gpu_layers(const kvd_opts *o, uint32_t *n, kvd_err *err)
+{
+    const char *text = kvd_opts_text(o, "gpu-layers");
+    double      x    = -1.0;
+    char        where[KVD_OPT_WHERE_BYTES];
+
+    *n = UINT32_MAX;
+    if (strcmp(text, "all") == 0 || strcmp(text, "auto") == 0 || strcmp(text, "-1") == 0 ||
+        strcmp(text, "-2") == 0) /* llama.cpp's numbers for these */
+        return KVD_OK;
+    if (!kvd_parse_count(text, &x) || x < 0.0 || x > GPU_LAYERS_MAX)
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: '%s' is none of all, auto, or a number of layers",
+                        kvd_opts_where(o, "gpu-layers", where), text);
+    *n = (uint32_t)x;
+    return KVD_OK;
+}
+
+/* Whoever asks for some layers is told that all are there. */
+static void tell_unsplit(const kvd_model *m, uint32_t n)
+{
+    kvd_model_info info = { .struct_size = sizeof(info) };
+
+    kvd_model_get_info(m, &info);
+    if (n < info.n_layer && strncmp(info.backend, "cuda", 4) == 0)
+        fprintf(stderr,
+                "kvdrive: --gpu-layers %u of %u: models are not split yet, the whole model is on "
+                "the GPU\n",
+                n, info.n_layer);
+}
+
 kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
 {
     const char      *isa      = kvd_opts_text(o, "cpu-isa");
     const char      *tmpl     = kvd_opts_text(o, "chat-template");
+    const int64_t    threads  = kvd_opts_int(o, "threads");
     kvd_buf          tmpl_buf = { 0 };
     kvd_model_params p        = KVD_MODEL_PARAMS_INIT;
+    uint32_t         n_gpu;
     kvd_status       st;
 
+    KVD_TRY(gpu_layers(o, &n_gpu, err));
     p.path          = kvd_opts_text(o, "model");
     p.backend       = kvd_opts_text(o, "backend");
     p.cpu_isa       = strcmp(isa, "auto") == 0 ? NULL : isa;
     p.pre_tokenizer = kvd_opts_text(o, "pre-tokenizer");
-    p.n_thread      = (uint32_t)kvd_opts_int(o, "threads");
+    p.n_thread      = threads > 0 ? (uint32_t)threads : 0;
     p.precise       = kvd_opts_flag(o, "precise");
     p.deterministic = kvd_opts_flag(o, "deterministic");
     p.rope_scaling =
@@ -208,21 +243,23 @@ kvd_status cli_model_open(kvd_model **out, const kvd_opts *o, kvd_err *err)
     if (tmpl)
         p.chat_template = tmpl_buf.data;
     if (st == KVD_OK)
-        st = kvd_opts_int(o, "gpu-layers") > 0 && !kvd_opts_given(o, "backend")
-                 ? open_on_gpu(out, &p, err)
-                 : kvd_model_open(out, &p, err);
+        st = n_gpu > 0 && !kvd_opts_given(o, "backend") ? open_on_gpu(out, &p, err)
+                                                        : kvd_model_open(out, &p, err);
+    if (st == KVD_OK && n_gpu > 0)
+        tell_unsplit(*out, n_gpu);
     kvd_buf_free(&tmpl_buf);
     return cli_of_option(st, o, "model", err);
 }
 
 bool cli_parse_budget(const char *text, kvd_attention_params *a)
 {
-    char        *end;
-    const double v       = strtod(text, &end);
-    const bool   percent = strcmp(end, "%") == 0;
+    char      *end;
+    double     v       = strtod(text, &end);
+    const bool percent = end != text && strcmp(end, "%") == 0;
 
-    if (end == text || (*end && !percent) || !(v >= 0.0 && v <= (percent ? 100.0 : 1e9)) ||
-        (percent ? !(v > 0.0) : v != (double)(uint32_t)v))
+    if (!percent && !kvd_parse_count(text, &v))
+        return false;
+    if (!(v >= 0.0 && v <= (percent ? 100.0 : 1e9)) || (percent && !(v > 0.0)))
         return false;
     a->budget       = percent ? 0 : (uint32_t)v;
     a->budget_share = percent ? (float)(v / 100.0) : 0.0f;
@@ -305,33 +342,25 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
     return attention_params(a, o, err);
 }
 
-/* "15043+1,2-100" */
-static kvd_status parse_bias(const char *text, kvd_logit_bias **out, size_t *n, kvd_err *err)
+/* "15043+1,2-100": appends to what is there. */
+static kvd_status parse_bias(const char *text, kvd_buf *out, kvd_err *err)
 {
-    size_t cap = 1;
-
-    for (const char *s = text; *s; s++)
-        cap += *s == ',';
-    *n   = 0;
-    *out = kvd_calloc(cap, sizeof(**out));
-    if (!*out)
-        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the logit biases");
     for (const char *s = text; *s;) {
-        char      *end;
-        const long id = strtol(s, &end, 10);
-        float      b;
+        char          *end;
+        const long     id = strtol(s, &end, 10);
+        kvd_logit_bias b  = { .token = (int32_t)id };
 
         if (end == s || (*end != '+' && *end != '-') || id < 0 || id > INT32_MAX)
             return kvd_fail(err, KVD_E_INVAL, 0, "--logit-bias: expected ID+B or ID-B at '%.20s'",
                             s);
-        s = end;
-        b = strtof(s, &end);
+        s      = end;
+        b.bias = strtof(s, &end);
         if (end == s || (*end && *end != ','))
             return kvd_fail(err, KVD_E_INVAL, 0, "--logit-bias: expected a number at '%.20s'", s);
-        (*out)[(*n)++] = (kvd_logit_bias){ .token = (int32_t)id, .bias = b };
-        s              = *end ? end + 1 : end;
+        kvd_buf_put(out, &b, sizeof(b));
+        s = *end ? end + 1 : end;
     }
-    return KVD_OK;
+    return out->oom ? kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the logit biases") : KVD_OK;
 }
 
 const char *cli_index_name(const kvd_opts *o)
@@ -343,14 +372,15 @@ const char *cli_index_name(const kvd_opts *o)
 
 kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opts *o, kvd_err *err)
 {
-    kvd_sampler_params p    = KVD_SAMPLER_PARAMS_INIT;
-    kvd_logit_bias    *bias = NULL;
-    const char        *text = kvd_opts_text(o, "logit-bias");
-    const int64_t      seed = kvd_opts_int(o, "seed");
-    kvd_status         st   = KVD_OK;
+    kvd_sampler_params   p    = KVD_SAMPLER_PARAMS_INIT;
+    kvd_buf              bias = { 0 };
+    const kvd_opt_value *text = kvd_opts_get(o, "logit-bias");
+    const int64_t        seed = kvd_opts_int(o, "seed");
+    const float          temp = (float)kvd_opts_num(o, "temp");
+    kvd_status           st   = KVD_OK;
 
     *out                = NULL;
-    p.temperature       = (float)kvd_opts_num(o, "temp");
+    p.temperature       = temp > 0.0f ? temp : 0.0f;
     p.top_k             = (int32_t)kvd_opts_int(o, "top-k");
     p.top_p             = (float)kvd_opts_num(o, "top-p");
     p.min_p             = (float)kvd_opts_num(o, "min-p");
@@ -359,12 +389,13 @@ kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opt
     p.frequency_penalty = (float)kvd_opts_num(o, "frequency-penalty");
     p.penalty_last_n    = (int32_t)kvd_opts_int(o, "repeat-last-n");
     p.seed              = seed >= 0 ? (uint64_t)seed : kvd_now_ns();
-    if (text)
-        st = parse_bias(text, &bias, &p.n_bias, err);
-    p.bias = bias;
+    for (uint32_t i = 0; st == KVD_OK && i < text->n_list; i++)
+        st = parse_bias(text->list[i], &bias, err);
+    p.bias   = (const kvd_logit_bias *)(const void *)bias.data;
+    p.n_bias = bias.len / sizeof(*p.bias);
     if (st == KVD_OK)
         st = kvd_sampler_open(out, m, &p, err);
-    kvd_free(bias);
+    kvd_buf_free(&bias);
     return st;
 }
 

@@ -4,6 +4,8 @@
 
 #include "cli.h"
 
+#define WORTH_LEAVING_OUT 12u /* options: with fewer more, help shows all */
+
 typedef struct command {
     const char *name;
     uint32_t    bit;
@@ -79,6 +81,25 @@ static void log_line(void *ctx, kvd_log_level level, const char *msg)
         fprintf(stderr, "kvdrive: %s\n", cli_name_options(msg, text));
 }
 
+/* Commands with many options show those that people use first. */
+static void put_help(const command *c, bool all, kvd_buf *text)
+{
+    kvd_buf        first = { 0 };
+    const uint32_t left_out =
+        kvd_opts_help(cli_options, cli_n_option, c->bit, cli_first_options, &first);
+
+    kvd_buf_printf(text, "usage: kvdrive %s%s%s\n\n%s\n\n", c->name, *c->usage ? " " : "", c->usage,
+                   c->help);
+    if (all || left_out < WORTH_LEAVING_OUT) {
+        kvd_opts_help(cli_options, cli_n_option, c->bit, NULL, text);
+    } else {
+        kvd_buf_put(text, first.data, first.len);
+        kvd_buf_printf(text, "\nkvdrive %s --help-all lists the other %u options, too.\n", c->name,
+                       left_out);
+    }
+    kvd_buf_free(&first);
+}
+
 /* What was given of another program's options, and what there is instead. */
 static void tell_foreign(const kvd_opts *o)
 {
@@ -101,10 +122,11 @@ static int run_command(const command *c, int argc, const char *const *argv)
     if (kvd_opts_open(&o, cli_options, cli_n_option, c->bit, argc, argv, &err) != KVD_OK) {
         fprintf(stderr, "kvdrive %s: %s\n", c->name, err.msg);
         code = EXIT_USAGE;
+    } else if (kvd_opts_flag(&o, "help-all")) {
+        put_help(c, true, &text);
+        code = print_text(&text);
     } else if (kvd_opts_flag(&o, "help")) {
-        kvd_buf_printf(&text, "usage: kvdrive %s%s%s\n\n%s\n\n", c->name, *c->usage ? " " : "",
-                       c->usage, c->help);
-        kvd_opts_help(cli_options, cli_n_option, c->bit, &text);
+        put_help(c, false, &text);
         code = print_text(&text);
     } else if (kvd_opts_flag(&o, "print-config")) {
         kvd_opts_print(&o, &text);

@@ -18,8 +18,8 @@ const kvd_opt cli_options[] = {
     /* model */
     { "model", "-m", KVD_OPT_TEXT, "FILE", NULL, NOLIM, MODEL | CMD_INSPECT,
       "model file (GGUF); of a split set, its first file" },
-    { "threads", "-t", KVD_OPT_INT, "N", "0", 0, 1024, EVAL,
-      "threads; 0: one per usable processor" },
+    { "threads", "-t", KVD_OPT_INT, "N", "0", -1, 1024, EVAL,
+      "threads; 0 or -1: one per usable processor" },
     { "backend", "", KVD_OPT_TEXT, "cpu|ref|cuda|cuda:N", "cpu", NOLIM, EVAL,
       "where to compute: cuda is the first GPU, cuda:N GPU number N; ref is plain C, slow, and the "
       "yardstick of all others" },
@@ -29,9 +29,10 @@ const kvd_opt cli_options[] = {
       "float activations and KV cache: slower, closest to the reference" },
     { "deterministic", "", KVD_OPT_FLAG, "", "false", NOLIM, EVAL,
       "the same bits however a prompt is cut or sequences are batched; slower" },
-    { "gpu-layers", "-ngl --n-gpu-layers", KVD_OPT_INT, "N", "0", 0, 100000, EVAL,
-      "any number above 0: the whole model on the GPU (as --backend cuda), or on the CPU where "
-      "there is none" },
+    { "gpu-layers", "-ngl --n-gpu-layers", KVD_OPT_TEXT, "N|all|auto", "0", NOLIM, EVAL,
+      "0: the model on the CPU; all, auto or a number: on the GPU (as --backend cuda), or on the "
+      "CPU "
+      "where there is none.  A model is not split: a number below its layers stands for all" },
     { "weights", "", KVD_OPT_CHOICE, "auto|map|copy", "auto", NOLIM, EVAL,
       "map: shared with other processes; copy: huge pages, faster; auto: copy if it takes at most "
       "half of the free memory" },
@@ -39,7 +40,7 @@ const kvd_opt cli_options[] = {
       "how positions beyond the trained context are served" },
     { "rope-scale", "", KVD_OPT_NUM, "F", "1", 1, 1024, EVAL, "factor of linear or yarn scaling" },
     { "rope-freq-base", "", KVD_OPT_NUM, "F", "0", 0, 1e12, EVAL, "RoPE base; 0: the model's" },
-    { "yarn-orig-ctx", "", KVD_OPT_INT, "N", "0", 0, MILL, EVAL,
+    { "yarn-orig-ctx", "", KVD_OPT_COUNT, "N", "0", 0, MILL, EVAL,
       "context yarn scales from; 0: the model's" },
     { "pre-tokenizer", "--pre", KVD_OPT_TEXT, "NAME", NULL, NOLIM, MODEL,
       "pre-tokenizer, for files that do not name one" },
@@ -47,13 +48,17 @@ const kvd_opt cli_options[] = {
       "file with a Jinja chat template in place of the model's" },
 
     /* context and cache */
-    { "ctx-size", "-c", KVD_OPT_INT, "N", "0", 0, MILL, EVAL & ~(uint32_t)(CMD_BENCH | CMD_PROFILE),
-      "context in tokens; 0: what prompt and answer need (run; 1,024 for an open answer; eval), "
-      "512 (perplexity), the model's (chat, plan, serve); serve: of each sequence" },
-    { "batch-size", "-b", KVD_OPT_INT, "N", "0", 0, 16384, EVAL,
+    { "ctx-size", "-c", KVD_OPT_COUNT, "N", "0", 0, MILL,
+      EVAL & ~(uint32_t)(CMD_BENCH | CMD_PROFILE),
+      "context in tokens (8K: 8,192); 0: what prompt and answer need (run; 1,024 for an open "
+      "answer; eval), "
+      "512 (perplexity), the model's (chat, plan, serve); serve: of each sequence, where "
+      "llama.cpp's is "
+      "of all together" },
+    { "batch-size", "-b", KVD_OPT_COUNT, "N", "0", 0, 16384, EVAL,
       "tokens that go through the layers together in prefill; 0: 512, on a GPU up to 4,096, as "
       "many as 1 GiB of activations hold" },
-    { "ubatch-size", "-ub", KVD_OPT_INT, "N", "0", 0, 16384, EVAL,
+    { "ubatch-size", "-ub", KVD_OPT_COUNT, "N", "0", 0, 16384, EVAL,
       "upper bound of the batch size (llama.cpp's name)" },
     { "cache-type-k", "-ctk", KVD_OPT_CHOICE, "auto|f32|bf16", "auto", NOLIM, EVAL,
       "element type of the KV cache on the device, K and V alike; --kv-record packs it below" },
@@ -64,7 +69,7 @@ const kvd_opt cli_options[] = {
     { "attention", "", KVD_OPT_CHOICE, "auto|dense|sparse", "auto", NOLIM, EVAL,
       "how generated tokens attend: dense to all, sparse to what an index selects; auto: sparse "
       "after prompts of --dense-below tokens or more" },
-    { "dense-below", "", KVD_OPT_INT, "N", "16384", 1, MILL, EVAL,
+    { "dense-below", "", KVD_OPT_COUNT, "N", "16384", 1, MILL, EVAL,
       "prompts shorter than this stay dense with --attention auto" },
     { "budget", "", KVD_OPT_TEXT, "N|P%", "0", NOLIM, EVAL,
       "tokens selected per layer, KV head and step, or percent of the prompt; 0: a sixteenth of "
@@ -142,26 +147,33 @@ const kvd_opt cli_options[] = {
       "takes up to 256 tokens as steps that read what they select" },
 
     /* prompt */
-    { "prompt", "-p", KVD_OPT_TEXT, "TEXT", NULL, NOLIM, CMD_RUN | CMD_TOKENIZE,
-      "prompt; behind the file's text when there is a file, too" },
+    { "prompt", "-p", KVD_OPT_TEXT, "TEXT", NULL, NOLIM, GEN | CMD_TOKENIZE,
+      "prompt; behind the file's text when there is a file, too (chat: the first message)" },
     { "file", "-f", KVD_OPT_TEXT, "FILE", NULL, NOLIM,
       CMD_RUN | CMD_TOKENIZE | CMD_PERPLEXITY | CMD_PROFILE, "text file; - is standard input" },
-    { "system", "-sys", KVD_OPT_TEXT, "TEXT", NULL, NOLIM, GEN, "system message" },
+    { "system", "-sys --system-prompt", KVD_OPT_TEXT, "TEXT", NULL, NOLIM, GEN, "system message" },
     { "raw", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN | CMD_EVAL,
       "no chat template: the model continues the text" },
-    { "special", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN | CMD_TOKENIZE,
+    { "special", "-sp", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN | CMD_TOKENIZE,
       "recognise special tokens in raw text, and show them in the answer" },
-    { "template-vars", "", KVD_OPT_TEXT, "JSON", NULL, NOLIM, GEN | CMD_EVAL,
+    { "template-vars", "--chat-template-kwargs", KVD_OPT_TEXT, "JSON", NULL, NOLIM, GEN | CMD_EVAL,
       "object of further template variables, such as {\"enable_thinking\":false}" },
 
+    { "escape", "-e", KVD_OPT_FLAG, "", "false", NOLIM, GEN,
+      "\\n, \\r, \\t, \\\\, \\', \\\" and \\xHH in --prompt, --system and --stop stand for the "
+      "characters" },
+    { "single-turn", "-st", KVD_OPT_FLAG, "", "false", NOLIM, GEN,
+      "chat: end after one answer, as run always does" },
+
     /* generation */
-    { "predict", "-n --n-predict", KVD_OPT_INT, "N", "-1", -1, MILL, SAMPLE,
+    { "predict", "-n --n-predict", KVD_OPT_COUNT, "N", "-1", -1, MILL, SAMPLE,
       "most tokens to generate; -1: until the model ends or the context is full" },
     { "seed", "-s", KVD_OPT_INT, "N", "-1", -1, 9007199254740992.0, GEN | CMD_EVAL,
       "seed of the sampler; -1: a new one each time (eval: of the prompts; 42)" },
-    { "temp", "--temperature", KVD_OPT_NUM, "F", "0.8", 0, 1000, SAMPLE, "temperature; 0: greedy" },
-    { "top-k", "", KVD_OPT_INT, "N", "40", 0, MILL, SAMPLE,
-      "sample among the N most likely; 0: off" },
+    { "temp", "--temperature", KVD_OPT_NUM, "F", "0.8", -1000, 1000, SAMPLE,
+      "temperature; 0 or less: greedy" },
+    { "top-k", "", KVD_OPT_INT, "N", "40", -1, MILL, SAMPLE,
+      "sample among the N most likely; 0 or -1: off" },
     { "top-p", "", KVD_OPT_NUM, "F", "0.95", 0, 1, SAMPLE, "smallest set with this mass; 1: off" },
     { "min-p", "", KVD_OPT_NUM, "F", "0.05", 0, 1, SAMPLE, "at least F times the best; 0: off" },
     { "repeat-penalty", "", KVD_OPT_NUM, "F", "1", 0.01, 100, SAMPLE,
@@ -170,11 +182,13 @@ const kvd_opt cli_options[] = {
       "taken off the logit of a token that has occurred; 0: off" },
     { "frequency-penalty", "", KVD_OPT_NUM, "F", "0", -100, 100, SAMPLE,
       "the same, for each time it has occurred; 0: off" },
-    { "repeat-last-n", "", KVD_OPT_INT, "N", "64", -1, MILL, SAMPLE,
+    { "repeat-last-n", "", KVD_OPT_COUNT, "N", "64", -1, MILL, SAMPLE,
       "tokens the penalties look back at; 0: none, -1: as many as can be (1,048,576)" },
-    { "logit-bias", "-l", KVD_OPT_TEXT, "ID+B,...", NULL, NOLIM, GEN,
-      "add B to the logit of token ID: 15043+1,2-100" },
-    { "json-schema", "-j", KVD_OPT_TEXT, "FILE|TEXT", NULL, NOLIM, CMD_RUN,
+    { "logit-bias", "-l", KVD_OPT_LIST, "ID+B,...", NULL, NOLIM, GEN,
+      "add B to the logit of token ID: 15043+1,2-100; may be given several times" },
+    { "stop", "-r --reverse-prompt", KVD_OPT_LIST, "TEXT", NULL, NOLIM, GEN,
+      "end an answer before this text; may be given several times" },
+    { "json-schema", "-j -jf --json-schema-file", KVD_OPT_TEXT, "FILE|TEXT", NULL, NOLIM, CMD_RUN,
       "the answer is JSON that fits this schema (a file, or the schema itself)" },
     { "json-object", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN, "the answer is a JSON object" },
     { "ignore-eos", "", KVD_OPT_FLAG, "", "false", NOLIM, CMD_RUN, "go on past the model's end" },
@@ -200,7 +214,7 @@ const kvd_opt cli_options[] = {
     { "parallel", "-np", KVD_OPT_INT, "N", "4", 1, 256, CMD_SERVE | CMD_PLAN,
       "sequences that are evaluated together; others wait (plan: of a server; without it and "
       "--kv-tokens, one sequence of run or chat)" },
-    { "kv-tokens", "", KVD_OPT_INT, "N", "0", 0, MILL, CMD_SERVE | CMD_PLAN,
+    { "kv-tokens", "", KVD_OPT_COUNT, "N", "0", 0, MILL, CMD_SERVE | CMD_PLAN,
       "tokens that all sequences together may hold; 0: -c times --parallel" },
     { "queue", "", KVD_OPT_INT, "N", "64", 1, 100000, CMD_SERVE,
       "requests that may wait; more are told to come back (429)" },
@@ -282,7 +296,7 @@ const kvd_opt cli_options[] = {
       "token ids, separated by white space, in place of a text" },
 
     /* eval */
-    { "length", "-L", KVD_OPT_INT, "N", "8192", 256, MILL, CMD_EVAL | CMD_PROFILE,
+    { "length", "-L", KVD_OPT_COUNT, "N", "8192", 256, MILL, CMD_EVAL | CMD_PROFILE,
       "tokens of a prompt and its answer (profile: its steps) together; profile without it: at "
       "most "
       "so many, fewer where the shortest text or the model has fewer" },
@@ -358,28 +372,29 @@ const kvd_opt cli_options[] = {
     { "prio", "--prio-batch --poll --poll-batch", KVD_OPT_FOREIGN, "*", NULL, NOLIM, EVAL,
       "threads sleep when there is no work" },
     { "numa", "", KVD_OPT_FOREIGN, "*", NULL, NOLIM, EVAL, "numactl places the process" },
-    { "metrics", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, CMD_SERVE, "GET /metrics is always there" },
-    { "slots", "--no-slots", KVD_OPT_FOREIGN, "", NULL, NOLIM, CMD_SERVE,
-      "GET /slots is always there: it counts tokens and shows no text" },
-    { "props", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, CMD_SERVE,
-      "GET /props is always there, and no request changes what it shows" },
-    { "webui", "--no-webui", KVD_OPT_FOREIGN, "", NULL, NOLIM, CMD_SERVE,
-      "the page at / is always there; where there is a key it can do nothing without it" },
-    { "threads-http", "", KVD_OPT_FOREIGN, "*", NULL, NOLIM, CMD_SERVE,
+    { "metrics", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
+      "kvdrive serve always has GET /metrics" },
+    { "slots", "--no-slots", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
+      "kvdrive serve always has GET /slots: it counts tokens and shows no text" },
+    { "props", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
+      "kvdrive serve always has GET /props, and no request changes what it shows" },
+    { "webui", "--no-webui", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
+      "kvdrive serve always has its page at /; where there is a key it can do nothing without it" },
+    { "threads-http", "", KVD_OPT_FOREIGN, "*", NULL, NOLIM, EVAL,
       "one thread has all connections" },
-    { "kv-unified", "-kvu -no-kvu --no-kv-unified", KVD_OPT_FOREIGN, "", NULL, NOLIM, CMD_SERVE,
+    { "kv-unified", "-kvu -no-kvu --no-kv-unified", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
       "sequences always share the KV cache; --kv-tokens is its size" },
     { "draft", "--draft-max --draft-n --draft-min --draft-n-min --draft-p-min", KVD_OPT_FOREIGN,
       "*", NULL, NOLIM, EVAL, "tokens are not drafted; the text is the same without" },
     { "no-mmproj", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL, "models are served for text alone" },
 
-    { "cache-ram", "-cram", KVD_OPT_FOREIGN, "*", NULL, NOLIM, CMD_SERVE,
+    { "cache-ram", "-cram", KVD_OPT_FOREIGN, "*", NULL, NOLIM, EVAL,
       "idle sequences keep their prompts, and --cache-dir DIR those of all" },
-    { "cache-prompt", "--no-cache-prompt", KVD_OPT_FOREIGN, "", NULL, NOLIM, CMD_SERVE,
+    { "cache-prompt", "--no-cache-prompt", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
       "what is known of a prompt is always used; a request's cache_salt keeps it apart" },
-    { "ctx-checkpoints", "-ctxcp --swa-checkpoints", KVD_OPT_FOREIGN, "*", NULL, NOLIM, CMD_SERVE,
+    { "ctx-checkpoints", "-ctxcp --swa-checkpoints", KVD_OPT_FOREIGN, "*", NULL, NOLIM, EVAL,
       "nothing of a sequence's KV cache is dropped" },
-    { "slot-prompt-similarity", "-sps", KVD_OPT_FOREIGN, "*", NULL, NOLIM, CMD_SERVE,
+    { "slot-prompt-similarity", "-sps", KVD_OPT_FOREIGN, "*", NULL, NOLIM, EVAL,
       "a prompt goes to the sequence that holds most of it" },
     { "override-tensor", "-ot --n-cpu-moe -ncmoe", KVD_OPT_FOREIGN, "*", NULL, NOLIM, EVAL,
       "all weights lie on one device (--backend)" },
@@ -390,24 +405,24 @@ const kvd_opt cli_options[] = {
     { "offline", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL, "nothing is ever downloaded" },
 
     /* vLLM's, likewise */
-    { "enable-prefix-caching", "--no-enable-prefix-caching", KVD_OPT_FOREIGN, "", NULL, NOLIM,
-      CMD_SERVE, "what is known of a prompt is always used; --cache-dir DIR keeps it" },
+    { "enable-prefix-caching", "--no-enable-prefix-caching", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
+      "what is known of a prompt is always used; --cache-dir DIR keeps it" },
     { "enable-chunked-prefill", "--no-enable-chunked-prefill", KVD_OPT_FOREIGN, "", NULL, NOLIM,
-      CMD_SERVE, "prompts always go in pieces beside answers; --max-gap says how large" },
-    { "enable-auto-tool-choice", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, CMD_SERVE,
+      EVAL, "prompts always go in pieces beside answers; --max-gap says how large" },
+    { "enable-auto-tool-choice", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
       "requests with tools may always call them" },
-    { "tool-call-parser", "", KVD_OPT_FOREIGN, "*", NULL, NOLIM, CMD_SERVE,
+    { "tool-call-parser", "", KVD_OPT_FOREIGN, "*", NULL, NOLIM, EVAL,
       "the chat template says how calls are written" },
     { "dtype", "--quantization --load-format", KVD_OPT_FOREIGN, "*", NULL, NOLIM, EVAL,
       "the model's file says how its weights are stored" },
-    { "block-size", "", KVD_OPT_FOREIGN, "*", NULL, NOLIM, CMD_SERVE,
+    { "block-size", "", KVD_OPT_FOREIGN, "*", NULL, NOLIM, EVAL,
       "a block of the KV cache has 256 tokens" },
     { "trust-remote-code", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
       "no code comes with a model's file" },
-    { "enforce-eager", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, CMD_SERVE,
+    { "enforce-eager", "", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
       "a GPU's steps are recorded when they first run" },
-    { "disable-log-requests", "--no-enable-log-requests", KVD_OPT_FOREIGN, "", NULL, NOLIM,
-      CMD_SERVE, "the log never has prompts or answers" },
+    { "disable-log-requests", "--no-enable-log-requests", KVD_OPT_FOREIGN, "", NULL, NOLIM, EVAL,
+      "the log never has prompts or answers" },
 
     /* llama.cpp's, without which something would be missing */
     { "hf-repo", "-hf -hfr -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo",
@@ -421,37 +436,36 @@ const kvd_opt cli_options[] = {
       "no second model drafts tokens; leave it out, the text is the same without" },
     { "reasoning-format", "", KVD_OPT_REFUSED, "none|auto", NULL, NOLIM, EVAL,
       "what a model thinks stays in its text, as with none; clients have to take it out" },
-    { "reasoning-budget", "", KVD_OPT_REFUSED, "-1", NULL, NOLIM, CMD_SERVE,
+    { "reasoning-budget", "", KVD_OPT_REFUSED, "-1", NULL, NOLIM, EVAL,
       "what a model thinks has no limit of its own; requests say so to templates that know it "
       "(chat_template_kwargs)" },
-    { "chat-template-kwargs", "", KVD_OPT_REFUSED, "{}", NULL, NOLIM, CMD_SERVE,
-      "each request brings its chat_template_kwargs" },
+    { "chat-template-kwargs", "", KVD_OPT_REFUSED, "{}", NULL, NOLIM,
+      EVAL & ~(uint32_t)(GEN | CMD_EVAL), "each request brings its chat_template_kwargs" },
     { "grammar", "--grammar-file", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
       "answers are held to a JSON schema: --json-schema of kvdrive run, response_format of "
       "requests" },
     { "samplers", "--sampling-seq --mirostat", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
       "samplers have one order; --temp, --top-k, --top-p, --min-p set them" },
     { "embedding", "--embeddings --rerank --reranking --pooling", KVD_OPT_REFUSED, "", NULL, NOLIM,
-      CMD_SERVE,
-      "there are no embeddings and no ranks here, only text; another server has to do it" },
-    { "slot-save-path", "", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE,
+      EVAL, "there are no embeddings and no ranks here, only text; another server has to do it" },
+    { "slot-save-path", "", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
       "slots are not saved by name; --cache-dir DIR keeps the KV cache of all prompts, found again "
       "by content" },
-    { "ssl-key-file", "--ssl-cert-file", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE,
+    { "ssl-key-file", "--ssl-cert-file", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
       "the server speaks plain HTTP; put a proxy in front of it that speaks TLS" },
 
     /* vLLM's */
     { "max-model-len", "", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
       "that is -c N here, for each sequence" },
-    { "max-num-seqs", "", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE | CMD_PLAN,
-      "that is --parallel N here" },
+    { "max-num-seqs", "", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
+      "that is --parallel N of kvdrive serve" },
     { "max-num-batched-tokens", "", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL, "that is -b N here" },
     { "kv-cache-dtype", "", KVD_OPT_REFUSED, "auto", NULL, NOLIM, EVAL,
       "that is --kv-record int8 or int4 here, for what lies below the device" },
     { "swap-space", "--kv-offloading-size", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
       "that is --kv-host SIZE here, such as 8G" },
-    { "served-model-name", "", KVD_OPT_REFUSED, "", NULL, NOLIM, CMD_SERVE,
-      "that is --alias NAME here" },
+    { "served-model-name", "", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
+      "that is --alias NAME of kvdrive serve" },
     { "gpu-memory-utilization", "", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
       "--device-memory SIZE says in bytes what a GPU may hold; without it, what is free there" },
     { "tensor-parallel-size", "-tp --pipeline-parallel-size -pp", KVD_OPT_REFUSED, "", NULL, NOLIM,
@@ -462,6 +476,23 @@ const kvd_opt cli_options[] = {
       "configuration file (name = value lines)" },
     { "print-config", "", KVD_OPT_FLAG, "", "false", NOLIM, ALL,
       "show every option with its origin" },
-    { "help", "-h", KVD_OPT_FLAG, "", "false", NOLIM, ALL, "this text" },
+    { "help", "-h", KVD_OPT_FLAG, "", "false", NOLIM, ALL, "the options that are used most" },
+    { "help-all", "", KVD_OPT_FLAG, "", "false", NOLIM, ALL, "all options" },
 };
 const uint32_t cli_n_option = KVD_COUNTOF(cli_options);
+
+const char *const cli_first_options[] = {
+    /* run: twenty */
+    "model", "threads", "backend", "gpu-layers", "ctx-size", "attention", "kv-device", "kv-host",
+    "cache-dir", "prompt", "file", "system", "raw", "predict", "seed", "temp", "stop",
+    "json-schema", "json", "stats",
+    /* chat, serve */
+    "host", "port", "api-key-file", "alias", "parallel", "kv-tokens",
+    /* bench */
+    "n-prompt", "n-gen", "n-depth", "n-parallel", "repetitions", "shape", "sweep", "output",
+    /* perplexity, eval, profile */
+    "chunks", "length", "tasks", "samples", "configs", "with", "csv", "steps", "write-plan",
+    "kv-window", "heatmap",
+    /* all */
+    "config", "help", "help-all", NULL
+};

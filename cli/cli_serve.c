@@ -133,7 +133,7 @@ static kvd_status check_origin(const kvd_opts *o, kvd_err *err)
 static void take_sampling(kvd_sampler_params *p, const kvd_opts *o)
 {
     *p                   = (kvd_sampler_params)KVD_SAMPLER_PARAMS_INIT;
-    p->temperature       = (float)kvd_opts_num(o, "temp");
+    p->temperature       = kvd_opts_num(o, "temp") > 0.0 ? (float)kvd_opts_num(o, "temp") : 0.0f;
     p->top_k             = (int32_t)kvd_opts_int(o, "top-k");
     p->top_p             = (float)kvd_opts_num(o, "top-p");
     p->min_p             = (float)kvd_opts_num(o, "min-p");

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Bash completion for kvdrive.  Commands, options and their choices are read from the program's own
-# --help, once per command and shell, so that this file knows none of them.
+# --help-all, once per command and shell, so that this file knows none of them.
 
 declare -gA _kvdrive_help
 
 # _kvdrive_read PROGRAM COMMAND: fills the cache; a program that cannot run leaves it empty
 _kvdrive_read() {
     [[ -v _kvdrive_help[_$2] ]] && return
-    _kvdrive_help[_$2]=$("$1" ${2:+"$2"} --help 2>/dev/null </dev/null) || true
+    _kvdrive_help[_$2]=$("$1" ${2:+"$2"} --help${2:+-all} 2>/dev/null </dev/null) || true
 }
 
 # The lines of the help that name options: "-m, --model FILE", without what follows two blanks.

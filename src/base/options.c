@@ -2,25 +2,21 @@
 /* options.c - see options.h.  Sources are read from the weakest to the strongest, each overwriting
  * the values before it; an error therefore always names the source that is wrong, even when a
  * stronger one would have hidden it. */
-#include "base/options.h"
-
 #include <ctype.h>
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/alloc.h"
-#include "base/check.h"
+#include "base/options_impl.h"
 
-#define NAME_MAX_LEN    64
-#define VARIABLE_BYTES  (NAME_MAX_LEN + 16)
+extern char **environ;
+
+#define PREFIX          "KVDRIVE_"
+#define VARIABLE_BYTES  (OPT_NAME_MAX + 16)
 #define LINE_MAX_LEN    4096
 #define CONFIG_MAX_LINE 10000
-#define EDITS_MAX       2u /* that a mistyped name is away from what was meant */
-#define BEGINNING_MIN   3u /* letters of a name that stand for it */
 
 /* ---- small parsers ---------------------------------------------------------------- */
 
@@ -54,6 +50,23 @@ bool kvd_parse_size(const char *text, uint64_t *out)
     return true;
 }
 
+bool kvd_parse_count(const char *text, double *out)
+{
+    char  *end;
+    double x;
+
+    errno = 0;
+    x     = strtod(text, &end);
+    if (end == text || errno || !isfinite(x))
+        return false;
+    if (toupper((unsigned char)*end) == 'K' || toupper((unsigned char)*end) == 'M') {
+        x = ldexp(x, toupper((unsigned char)*end) == 'K' ? 10 : 20);
+        end++;
+    }
+    *out = x;
+    return !*end && x == floor(x);
+}
+
 static bool parse_flag(const char *text, bool *out)
 {
     static const char *const yes[] = { "1", "true", "on", "yes" };
@@ -83,111 +96,6 @@ static bool is_choice(const char *choices, const char *text)
     return false;
 }
 
-/* Edits that make b of a: a letter put in, left out or replaced, or two neighbours that change
- * places.  Names are short; a longer word is far from all. */
-static uint32_t edits(const char *a, const char *b)
-{
-    uint32_t     table[3][NAME_MAX_LEN + 1];
-    uint32_t    *row = table[0], *last = table[1], *before = table[2];
-    const size_t na = strlen(a), nb = strlen(b);
-
-    if (na > NAME_MAX_LEN || nb > NAME_MAX_LEN)
-        return UINT32_MAX;
-    for (size_t j = 0; j <= nb; j++)
-        row[j] = (uint32_t)j;
-    for (size_t i = 1; i <= na; i++) {
-        uint32_t *const oldest = before;
-
-        before = last;
-        last   = row;
-        row    = oldest;
-        row[0] = (uint32_t)i;
-        for (size_t j = 1; j <= nb; j++) {
-            const uint32_t subst = last[j - 1] + (a[i - 1] != b[j - 1]);
-            const uint32_t step  = (last[j] < row[j - 1] ? last[j] : row[j - 1]) + 1;
-
-            row[j] = subst < step ? subst : step;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
-                before[j - 2] + 1 < row[j])
-                row[j] = before[j - 2] + 1;
-        }
-    }
-    return row[nb];
-}
-
-typedef struct nearest { /* of the names looked at so far */
-    const char *word;
-    const char *name;  /* within few edits; NULL: none is */
-    const char *whole; /* of which the word is the beginning */
-    uint32_t    n_edit, n_kept, n_same, n_whole;
-} nearest;
-
-/* Letters of a word that a name has, too, wherever they stand. */
-static uint32_t letters_kept(const char *word, const char *name)
-{
-    uint32_t count[UCHAR_MAX + 1] = { 0 }, n = 0;
-
-    for (; *name; name++)
-        count[(unsigned char)*name]++;
-    for (; *word; word++) {
-        if (count[(unsigned char)*word] > 0) {
-            count[(unsigned char)*word]--;
-            n++;
-        }
-    }
-    return n;
-}
-
-static uint32_t same_beginning(const char *a, const char *b)
-{
-    uint32_t n = 0;
-
-    while (a[n] && a[n] == b[n])
-        n++;
-    return n;
-}
-
-/* One edit for each three letters: with more a word is nearer to some name by chance than to what
- * was meant; and two with the first letter right.  Of names equally near the one that has most of
- * the word's letters, since they are rather left out or change places than replaced; then the one
- * that begins alike.  name: what the spelling stands for. */
-static void look_at(nearest *r, const char *spelling, const char *name)
-{
-    const size_t   n_word = strlen(r->word), n_name = strlen(spelling);
-    const uint32_t d = edits(r->word, spelling), same = same_beginning(r->word, spelling);
-    const uint32_t most  = same ? EDITS_MAX : 1;
-    const uint32_t limit = (uint32_t)kvd_min_u64(kvd_min_u64(n_word, n_name) / 3, most);
-    const uint32_t kept  = d <= limit ? letters_kept(r->word, spelling) : 0;
-    const bool     tie   = r->name && d == r->n_edit;
-
-    if (d <= limit && (!r->name || d < r->n_edit || (tie && kept > r->n_kept) ||
-                       (tie && kept == r->n_kept && same > r->n_same))) {
-        r->name   = name;
-        r->n_edit = d;
-        r->n_kept = kept;
-        r->n_same = same;
-    }
-    if (same == n_word && n_word >= BEGINNING_MIN) {
-        r->n_whole += r->whole != name;
-        r->whole = name;
-    }
-}
-
-/* A beginning that names share says nothing. */
-static const char *found(const nearest *r)
-{
-    return r->name ? r->name : r->n_whole == 1 ? r->whole : NULL;
-}
-
-const char *kvd_nearest(const char *word, const char *const *name, uint32_t n)
-{
-    nearest r = { .word = word };
-
-    for (uint32_t i = 0; i < n; i++)
-        look_at(&r, name[i], name[i]);
-    return found(&r);
-}
-
 bool kvd_user_dir(const char *variable, const char *home_sub, char *out, size_t cap)
 {
     const char *dir  = getenv(variable);
@@ -203,13 +111,33 @@ bool kvd_user_dir(const char *variable, const char *home_sub, char *out, size_t 
     return n > 0 && (size_t)n < cap;
 }
 
-/* ---- setting values --------------------------------------------------------------- */
-
-/* Another program's: not in help and suggestions. */
-static bool is_foreign(const kvd_opt *opt)
+kvd_status kvd_expand_path(const char *path, char **out, kvd_err *err)
 {
-    return opt->kind == KVD_OPT_FOREIGN || opt->kind == KVD_OPT_REFUSED;
+    const char *home = getenv("HOME");
+    kvd_buf     b    = { 0 };
+
+    *out = NULL;
+    if (path[0] == '~' && path[1] && path[1] != '/')
+        return kvd_fail(err, KVD_E_INVAL, 0,
+                        "%s: only ~/ is known as a home directory; give the whole path, or ./%s",
+                        path, path);
+    if (path[0] == '~' && !(home && *home))
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: HOME is not set; give the whole path", path);
+    if (path[0] == '~')
+        kvd_buf_puts(&b, home);
+    kvd_buf_puts(&b, path + (path[0] == '~'));
+    *out = kvd_buf_take(&b);
+    return *out ? KVD_OK : kvd_fail(err, KVD_E_NOMEM, 0, "options: no memory");
 }
+
+bool kvd_terminal_is_dumb(void)
+{
+    const char *term = getenv("TERM");
+
+    return !term || !*term || strcmp(term, "dumb") == 0;
+}
+
+/* ---- setting values --------------------------------------------------------------- */
 
 /* Whether the word behind a foreign option is its value. */
 static bool foreign_takes(const kvd_opt *opt, const char *next)
@@ -222,6 +150,12 @@ static bool is_path(const kvd_opt *opt)
 {
     return opt->kind == KVD_OPT_TEXT &&
            (strcmp(opt->arg, "FILE") == 0 || strcmp(opt->arg, "DIR") == 0);
+}
+
+/* Whether ~ at the beginning of a value is a home directory. */
+static bool may_be_path(const kvd_opt *opt)
+{
+    return is_path(opt) || (opt->kind == KVD_OPT_TEXT && strncmp(opt->arg, "FILE|", 5) == 0);
 }
 
 static int find_name(const kvd_opts *o, const char *name)
@@ -243,7 +177,7 @@ static kvd_status bad_value(const kvd_opt *opt, const char *text, const char *wh
     if (opt->kind == KVD_OPT_FLAG)
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is neither true nor false", where,
                         opt->name, text);
-    if (opt->min < opt->max && opt->kind == KVD_OPT_INT)
+    if (opt->min < opt->max && (opt->kind == KVD_OPT_INT || opt->kind == KVD_OPT_COUNT))
         return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s '%s' is not a whole number from %.0f to %.0f",
                         where, opt->name, text, opt->min, opt->max);
     if (opt->min < opt->max)
@@ -260,6 +194,9 @@ static bool parse_value(const kvd_opt *opt, const char *text, kvd_opt_value *v)
     switch (opt->kind) {
     case KVD_OPT_FLAG:
         return parse_flag(text, &v->flag);
+    case KVD_OPT_COUNT:
+        return kvd_parse_count(text, &v->num) &&
+               !(opt->min < opt->max && (v->num < opt->min || v->num > opt->max));
     case KVD_OPT_INT:
     case KVD_OPT_NUM:
         errno  = 0;
@@ -273,6 +210,7 @@ static bool parse_value(const kvd_opt *opt, const char *text, kvd_opt_value *v)
         return is_choice(opt->arg, text);
     case KVD_OPT_TEXT:
         return *text || !is_path(opt);
+    case KVD_OPT_LIST:
     case KVD_OPT_FOREIGN:
     case KVD_OPT_REFUSED:
     case KVD_OPT_SECRET:
@@ -281,25 +219,52 @@ static bool parse_value(const kvd_opt *opt, const char *text, kvd_opt_value *v)
     return false;
 }
 
+static void drop_list(kvd_opt_value *v)
+{
+    for (uint32_t k = 0; k < v->n_list; k++)
+        kvd_free(v->list[k]);
+    kvd_free(v->list);
+    v->list   = NULL;
+    v->n_list = 0;
+}
+
+static kvd_status add_to_list(kvd_opt_value *v, const char *text, kvd_err *err)
+{
+    char **list = kvd_realloc(v->list, (v->n_list + 1) * sizeof(*list));
+
+    if (list)
+        v->list = list;
+    if (!list || !(list[v->n_list] = kvd_strndup(text, strlen(text))))
+        return kvd_fail(err, KVD_E_NOMEM, 0, "options: no memory");
+    v->n_list++;
+    return KVD_OK;
+}
+
 static kvd_status set(kvd_opts *o, int i, const char *text, kvd_opt_origin origin,
                       const char *where, kvd_err *err)
 {
-    kvd_opt_value *v = &o->value[i];
+    const kvd_opt *opt = &o->table[i];
+    kvd_opt_value *v   = &o->value[i];
     char          *copy;
 
-    if (o->table[i].kind == KVD_OPT_REFUSED && origin != KVD_OPT_ARGV &&
-        !foreign_takes(&o->table[i], text))
-        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s: %s", where, o->table[i].name,
-                        o->table[i].help);
-    if (!parse_value(&o->table[i], text, v))
-        return bad_value(&o->table[i], text, where, err);
-    copy = kvd_strndup(text, strlen(text));
-    if (!copy)
+    if (opt->kind == KVD_OPT_REFUSED && origin != KVD_OPT_ARGV && !foreign_takes(opt, text))
+        return kvd_fail(err, KVD_E_INVAL, 0, "%s: %s: %s", where, opt->name, opt->help);
+    if (!parse_value(opt, text, v))
+        return bad_value(opt, text, where, err);
+    if (may_be_path(opt)) {
+        kvd_err why;
+
+        if (kvd_expand_path(text, &copy, &why) != KVD_OK)
+            return kvd_fail(err, why.code, 0, "%s: %s", where, why.msg);
+    } else if (!(copy = kvd_strndup(text, strlen(text)))) {
         return kvd_fail(err, KVD_E_NOMEM, 0, "options: no memory");
+    }
     kvd_free(v->text);
-    v->text   = copy;
+    v->text = copy;
+    if (v->origin != origin)
+        drop_list(v);
     v->origin = origin;
-    return KVD_OK;
+    return opt->kind == KVD_OPT_LIST ? add_to_list(v, text, err) : KVD_OK;
 }
 
 /* ---- sources ---------------------------------------------------------------------- */
@@ -312,15 +277,15 @@ static kvd_status read_defaults(kvd_opts *o, kvd_err *err)
     return KVD_OK;
 }
 
-static void look_at_option(nearest *r, const kvd_opt *opt)
+static void look_at_option(opt_nearest *r, const kvd_opt *opt)
 {
-    char word[NAME_MAX_LEN + 1];
+    char word[OPT_NAME_MAX + 1];
 
-    look_at(r, opt->name, opt->name);
+    opt_look_at(r, opt->name, opt->name);
     for (const char *s = opt->alias; *s; s += strcspn(s, " "), s += *s == ' ') {
         snprintf(word, sizeof(word), "%.*s", (int)strcspn(s, " "), s);
         if (strncmp(word, "--", 2) == 0)
-            look_at(r, word + 2, opt->name);
+            opt_look_at(r, word + 2, opt->name);
     }
 }
 
@@ -335,18 +300,25 @@ static const char *plural_of(const kvd_opts *o, const char *word)
     return NULL;
 }
 
+/* The option that a word was probably meant to be, or NULL.  any: of every command. */
+static const char *nearest_option(const kvd_opts *o, const char *word, bool any)
+{
+    opt_nearest r = { .word = word };
+
+    for (uint32_t i = 0; i < o->n; i++)
+        if (!opt_is_foreign(&o->table[i]) && (any || (o->table[i].commands & o->command)))
+            look_at_option(&r, &o->table[i]);
+    return opt_found(&r);
+}
+
 /* where: the line of a configuration file, which may name options of every command; NULL: the
  * command line, which may not. */
 static kvd_status unknown_key(const kvd_opts *o, const char *where, const char *key, kvd_err *err)
 {
-    nearest     r    = { .word = key + strspn(key, "-") };
-    const char *dash = where ? "" : "--", *near;
+    const char *word = key + strspn(key, "-"), *dash = where ? "" : "--";
+    const char *near = where ? NULL : plural_of(o, word);
 
-    for (uint32_t i = 0; i < o->n; i++)
-        if (!is_foreign(&o->table[i]) && (where || (o->table[i].commands & o->command)))
-            look_at_option(&r, &o->table[i]);
-    near = where ? NULL : plural_of(o, r.word);
-    near = near ? near : found(&r);
+    near = near ? near : nearest_option(o, word, where != NULL);
     return kvd_fail(err, KVD_E_INVAL, 0, "%s%sunknown option '%s'%s%s%s%s", where ? where : "",
                     where ? ": " : "", key, near ? "; did you mean '" : "", near ? dash : "",
                     near ? near : "", near ? "'?" : "");
@@ -429,26 +401,46 @@ static kvd_status read_config(kvd_opts *o, const char *path, bool must_exist, kv
     return st;
 }
 
-static void variable_of(const kvd_opt *opt, char name[VARIABLE_BYTES])
+static void variable_of(const char *option, char name[VARIABLE_BYTES])
 {
-    size_t at = (size_t)snprintf(name, VARIABLE_BYTES, "KVDRIVE_");
+    size_t at = (size_t)snprintf(name, VARIABLE_BYTES, PREFIX);
 
-    for (const char *s = opt->name; *s && at + 1 < VARIABLE_BYTES; s++)
+    for (const char *s = option; *s && at + 1 < VARIABLE_BYTES; s++)
         name[at++] = *s == '-' ? '_' : (char)toupper((unsigned char)*s);
     name[at] = 0;
 }
 
+/* entry: "KVDRIVE_NAME=VALUE".  The value is not shown: it may be a key. */
+static kvd_status read_variable(kvd_opts *o, const char *entry, kvd_err *err)
+{
+    const size_t len = strcspn(entry, "="), n = sizeof(PREFIX) - 1;
+    char         option[VARIABLE_BYTES], name[VARIABLE_BYTES], near_name[VARIABLE_BYTES];
+    const char  *near;
+    int          i;
+
+    snprintf(name, sizeof(name), "%.*s", (int)kvd_min_u64(len, sizeof(name) - 1), entry);
+    for (i = 0; name[n + (size_t)i]; i++)
+        option[i] = name[n + (size_t)i] == '_' ? '-' : (char)tolower(name[n + (size_t)i]);
+    option[i] = 0;
+    i         = find_name(o, option);
+    if (i >= 0)
+        variable_of(o->table[i].name, near_name);
+    if (i >= 0 && entry[len] && strcmp(name, near_name) == 0)
+        return set(o, i, entry + len + 1, KVD_OPT_ENV, name, err);
+    if (i < 0 && strcmp(option, "config") == 0) /* read by config_argument() */
+        return KVD_OK;
+    near = nearest_option(o, option, true);
+    if (near)
+        variable_of(near, near_name);
+    return kvd_fail(err, KVD_E_INVAL, 0, "%s: no option has this variable%s%s%s", name,
+                    near ? "; did you mean '" : "", near ? near_name : "", near ? "'?" : "");
+}
+
 static kvd_status read_environment(kvd_opts *o, kvd_err *err)
 {
-    for (uint32_t i = 0; i < o->n; i++) {
-        char        name[VARIABLE_BYTES];
-        const char *text;
-
-        variable_of(&o->table[i], name);
-        text = getenv(name);
-        if (text)
-            KVD_TRY(set(o, (int)i, text, KVD_OPT_ENV, name, err));
-    }
+    for (char *const *e = environ; e && *e; e++)
+        if (strncmp(*e, PREFIX, sizeof(PREFIX) - 1) == 0)
+            KVD_TRY(read_variable(o, *e, err));
     return KVD_OK;
 }
 
@@ -518,9 +510,9 @@ static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, 
     const int      i = find_argument(o, arg, len, &negated);
     const kvd_opt *opt;
     const char    *next;
-    char           word[NAME_MAX_LEN + 1];
+    char           word[OPT_NAME_MAX + 1];
 
-    snprintf(word, sizeof(word), "%.*s", (int)(len < NAME_MAX_LEN ? len : NAME_MAX_LEN), arg);
+    snprintf(word, sizeof(word), "%.*s", (int)(len < OPT_NAME_MAX ? len : OPT_NAME_MAX), arg);
     if (i < 0)
         return unknown_key(o, NULL, word, err);
     opt = &o->table[i];
@@ -529,7 +521,7 @@ static kvd_status read_argument(kvd_opts *o, int argc, const char *const *argv, 
         return kvd_fail(err, KVD_E_INVAL, 0, "option %s does not belong to this command%s%s%s",
                         word, next ? "; did you mean '--" : "", next ? next : "", next ? "'?" : "");
     }
-    if (is_foreign(opt)) {
+    if (opt_is_foreign(opt)) {
         next = eq ? eq + 1 : *at + 1 < argc ? argv[*at + 1] : NULL;
         *at += !eq && foreign_takes(opt, next);
         return read_foreign(o, i, word, next, err);
@@ -553,12 +545,14 @@ static kvd_status read_arguments(kvd_opts *o, int argc, const char *const *argv,
     bool only_rest = false;
 
     for (int at = 0; at < argc; at++) {
-        if (only_rest || argv[at][0] != '-' || argv[at][1] == 0)
-            o->rest[o->n_rest++] = argv[at];
-        else if (strcmp(argv[at], "--") == 0)
+        if (only_rest || argv[at][0] != '-' || argv[at][1] == 0) {
+            KVD_TRY(kvd_expand_path(argv[at], &o->rest[o->n_rest], err));
+            o->n_rest++;
+        } else if (strcmp(argv[at], "--") == 0) {
             only_rest = true;
-        else
+        } else {
             KVD_TRY(read_argument(o, argc, argv, &at, err));
+        }
     }
     return KVD_OK;
 }
@@ -588,7 +582,13 @@ kvd_status kvd_opts_open(kvd_opts *o, const kvd_opt *table, uint32_t n, uint32_t
         return kvd_fail(err, KVD_E_NOMEM, 0, "options: no memory");
     KVD_TRY(read_defaults(o, err));
     if (config) {
-        KVD_TRY(read_config(o, config, true, err));
+        char      *expanded;
+        kvd_status st = kvd_expand_path(config, &expanded, err);
+
+        if (st == KVD_OK)
+            st = read_config(o, expanded, true, err);
+        kvd_free(expanded);
+        KVD_TRY(st);
     } else if (kvd_user_dir("XDG_CONFIG_HOME", ".config", dir, sizeof(dir))) {
         snprintf(path, sizeof(path), "%s/kvdrive/config", dir);
         KVD_TRY(read_config(o, path, false, err));
@@ -599,8 +599,12 @@ kvd_status kvd_opts_open(kvd_opts *o, const kvd_opt *table, uint32_t n, uint32_t
 
 void kvd_opts_close(kvd_opts *o)
 {
-    for (uint32_t i = 0; o->value && i < o->n; i++)
+    for (uint32_t i = 0; o->value && i < o->n; i++) {
         kvd_free(o->value[i].text);
+        drop_list(&o->value[i]);
+    }
+    for (int i = 0; i < o->n_rest; i++)
+        kvd_free(o->rest[i]);
     kvd_free(o->value);
     kvd_free(o->rest);
     *o = (kvd_opts){ 0 };
@@ -612,7 +616,7 @@ kvd_status kvd_opts_set(kvd_opts *o, const char *name, const char *text, kvd_err
 {
     const int i = find_name(o, name);
 
-    if (i < 0 || !(o->table[i].commands & o->command) || is_foreign(&o->table[i]))
+    if (i < 0 || !(o->table[i].commands & o->command) || opt_is_foreign(&o->table[i]))
         return unknown_key(o, NULL, name, err);
     return set(o, i, text, KVD_OPT_ARGV, "option", err);
 }
@@ -661,81 +665,10 @@ const char *kvd_opts_where(const kvd_opts *o, const char *name, char out[KVD_OPT
 
     kvd_assert(i >= 0);
     if (o->value[i].origin == KVD_OPT_ENV)
-        variable_of(&o->table[i], out);
+        variable_of(o->table[i].name, out);
     else if (o->value[i].origin == KVD_OPT_FILE)
         snprintf(out, KVD_OPT_WHERE_BYTES, "%.180s: %s", o->config_path, name);
     else
         snprintf(out, KVD_OPT_WHERE_BYTES, "--%s", name);
     return out;
-}
-
-void kvd_opts_print(const kvd_opts *o, kvd_buf *b)
-{
-    static const char *const origin[] = { "not set", "default", "file", "environment",
-                                          "command line" };
-
-    for (uint32_t i = 0; i < o->n; i++) {
-        const kvd_opt_value *v = &o->value[i];
-
-        const bool secret = o->table[i].kind == KVD_OPT_SECRET && v->text;
-
-        if ((o->table[i].commands & o->command) && !is_foreign(&o->table[i]))
-            kvd_buf_printf(b, "%-20s = %-24s # %s\n", o->table[i].name,
-                           secret    ? "(not shown)"
-                           : v->text ? v->text
-                                     : "",
-                           origin[v->origin]);
-    }
-    kvd_buf_printf(b, "# configuration file: %s\n", o->config_path[0] ? o->config_path : "none");
-}
-
-/* Help text wrapped at 80 columns behind an indent. */
-static void put_wrapped(kvd_buf *b, const char *text, int indent)
-{
-    int col = indent;
-
-    while (*text) {
-        const int n = (int)strcspn(text, " ");
-
-        if (col > indent && col + 1 + n > 80) {
-            kvd_buf_printf(b, "\n%*s", indent, "");
-            col = indent;
-        } else if (col > indent) {
-            kvd_buf_putc(b, ' ');
-            col++;
-        }
-        kvd_buf_put(b, text, (size_t)n);
-        col += n;
-        text += n;
-        text += *text == ' ';
-    }
-    kvd_buf_putc(b, '\n');
-}
-
-void kvd_opts_help(const kvd_opt *table, uint32_t n, uint32_t command, kvd_buf *b)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        const kvd_opt *opt = &table[i];
-        char           left[160], help[512];
-        int            len = 2;
-
-        if (!(opt->commands & command) || is_foreign(opt) || opt->kind == KVD_OPT_SECRET)
-            continue;
-        snprintf(left, sizeof(left), "  ");
-        for (const char *s = opt->alias; *s; s += strcspn(s, " "), s += *s == ' ')
-            len +=
-                snprintf(left + len, sizeof(left) - (size_t)len, "%.*s, ", (int)strcspn(s, " "), s);
-        len += snprintf(left + len, sizeof(left) - (size_t)len, "--%s%s%s", opt->name,
-                        opt->kind == KVD_OPT_FLAG ? "" : " ",
-                        opt->kind == KVD_OPT_FLAG ? "" : opt->arg);
-        if (opt->def && opt->kind != KVD_OPT_FLAG)
-            snprintf(help, sizeof(help), "%s (default: %s)", opt->help, opt->def);
-        else
-            snprintf(help, sizeof(help), "%s", opt->help);
-        if (len > 28)
-            kvd_buf_printf(b, "%s\n%*s", left, 30, "");
-        else
-            kvd_buf_printf(b, "%-30s", left);
-        put_wrapped(b, help, 30);
-    }
 }

@@ -147,13 +147,37 @@ refused|--served-model-name name|--alias NAME
 refused|--gpu-memory-utilization 0.9|--device-memory SIZE
 refused|--tensor-parallel-size 2|one GPU
 EOF
+# Every other command with a model says the same of them.
+while IFS='|' read -r code words pattern; do
+    read -ra words <<<"$words"
+    for command in run chat bench; do
+        expect "${words[*]} of kvdrive $command" "$code" "${words[0]}.*$pattern" \
+            "$kvd" $command "${words[@]}" -m none
+    done
+done <<EOF
+1|--metrics|GET /metrics
+1|--cache-ram 2048|--cache-dir
+1|--kv-unified|--kv-tokens
+1|--threads-http 4|one thread
+1|--block-size 16|256
+2|--slot-save-path dir|--cache-dir
+2|--ssl-key-file file|proxy
+2|--max-num-seqs 8|--parallel N
+2|--served-model-name name|--alias NAME
+EOF
+expect "llama.cpp's name of template variables" 1 '^kvdrive: --model none: No such' \
+    "$kvd" run --chat-template-kwargs '{"a":1}' -m none -p x
+expect "a mistyped variable" 2 \
+    "^kvdrive serve: KVDRIVE_PROT: no option has this variable; did you mean 'KVDRIVE_PORT'" \
+    env KVDRIVE_PROT=1 "$kvd" serve -m none
+
 expect "a template that is a name" 1 '--chat-template chatml: No such file.*takes a file' \
     "$kvd" serve -m none --chat-template chatml
 expect "refused in a variable" 2 'KVDRIVE_LORA: .*merge' env KVDRIVE_LORA=x "$kvd" serve -m none
 printf 'ssl-key-file = x\n' >"$tmp/config"
 expect "refused in a configuration file" 2 'config:1: ssl-key-file: .*proxy' \
     "$kvd" serve -m none --config "$tmp/config"
-expect "not in the help" 1 '^$' sh -c "$kvd serve --help | grep -E -- '--(lora|metrics|ssl)'"
+expect "not in the help" 1 '^$' sh -c "$kvd serve --help-all | grep -E -- '--(lora|metrics|ssl)'"
 expect "not in the configuration" 1 '^$' \
     sh -c "$kvd serve --print-config | grep -E '^(lora|metric)'"
 

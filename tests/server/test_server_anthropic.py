@@ -168,7 +168,7 @@ def test_limits_and_failures():
     endless = dict(model="t", messages=HELLO, max_tokens=3900, extra_body={"logit_bias": LONG},
                    stream=True)
     with Server("--parallel", "1", "--queue", "1", "--body-limit", "4000",
-                program=os.environ["KVDRIVE_FAULT"]) as s:
+                program=os.environ["KVD_TEST_FAULT"]) as s:
         s.exits = (1,)
         c = connect(s).messages
         first = c.create(**endless)
@@ -249,7 +249,8 @@ def test_errors():
 
 def test_ping():
     """While a stream has nothing to say it says ping."""
-    with Server("--keepalive", "0.05", "--parallel", "1", program=os.environ["KVDRIVE_FAULT"]) as s:
+    with Server("--keepalive", "0.05", "--parallel", "1",
+                program=os.environ["KVD_TEST_FAULT"]) as s:
         c = connect(s)
         ask = dict(model="t", messages=HELLO, max_tokens=400, stream=True)
         busy = c.messages.create(**ask, extra_body={"logit_bias": LONG})

@@ -180,7 +180,7 @@ def test_lengths():
 
 def test_log_of_requests():
     """What a request has taken, once it has finished; of a stream that an error ends, that."""
-    with Server(program=os.environ["KVDRIVE_FAULT"]) as s:
+    with Server(program=os.environ["KVD_TEST_FAULT"]) as s:
         s.exits = (1,)
         ask = {"prompt": [67] * 50, "max_tokens": 3, "logit_bias": {"261": -100}}
         s.post(COMPLETION, ask)

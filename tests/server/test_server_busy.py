@@ -14,7 +14,7 @@ from kvserver import HERE, PATIENCE, SLOW, Late, Server, busy_for, in_time, limi
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-FAULT = os.environ["KVDRIVE_FAULT"]  # its steps take at least 2 ms
+FAULT = os.environ["KVD_TEST_FAULT"]  # its steps take at least 2 ms
 LONG_PROMPT = int(os.environ.get("KVD_LONG_PROMPT", "12000"))
 HELLO = [{"role": "user", "content": "hello"}]
 ENDLESS = {"prompt": [67] * 50, "max_tokens": 3500, "ignore_eos": True, "stream": True}

@@ -13,7 +13,7 @@ import time
 from kvserver import Directory, Late, Server, in_time, limit_of, main, pause, text_of
 
 COMPLETION = "/v1/completions"
-FAULT = os.environ["KVDRIVE_FAULT"]
+FAULT = os.environ["KVD_TEST_FAULT"]
 BIAS = {"261": -100}
 
 

@@ -11,7 +11,7 @@ import time
 from kvserver import SLOW, Late, Server, main
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
-FAULT = os.environ.get("KVDRIVE_FAULT")  # its steps take as long as a signal says
+FAULT = os.environ.get("KVD_TEST_FAULT")  # its steps take as long as a signal says
 BIAS = {"261": -100}
 
 

@@ -14,7 +14,7 @@ import time
 from kvserver import HERE, PATIENCE, Directory, Server, in_time, main, text_of
 
 COMPLETION = "/v1/completions"
-FAULT = os.environ["KVDRIVE_FAULT"]
+FAULT = os.environ["KVD_TEST_FAULT"]
 BIAS = {"261": -100}
 LONG_TEXT = "a long story " * 150
 LONG = {"prompt": [67] * 50, "max_tokens": 3500, "logit_bias": BIAS}

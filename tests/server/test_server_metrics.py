@@ -12,7 +12,7 @@ import promlint
 from kvserver import HERE, PATIENCE, PROGRAM, TINY, Directory, Server, main
 
 COMPLETION = "/v1/completions"
-FAULT = os.environ["KVDRIVE_FAULT"]
+FAULT = os.environ["KVD_TEST_FAULT"]
 BIAS = {"261": -100}
 ENDLESS = {"prompt": [67] * 50, "max_tokens": 3500, "logit_bias": BIAS, "stream": True}
 

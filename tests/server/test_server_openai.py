@@ -297,7 +297,7 @@ def test_limits_and_failures():
     as well."""
     endless = dict(model="t", prompt="x", max_tokens=3900, logit_bias=BIAS, stream=True)
     with Server("--parallel", "1", "--queue", "1", "--body-limit", "4000",
-                program=os.environ["KVDRIVE_FAULT"]) as s:
+                program=os.environ["KVD_TEST_FAULT"]) as s:
         s.exits = (1,)
         c = connect(s)
         first = c.completions.create(**endless)
@@ -357,7 +357,8 @@ def test_many_at_once():
 
 def test_keepalive_is_ignored():
     """Comments between events do not trouble the client."""
-    with Server("--keepalive", "0.05", "--parallel", "1", program=os.environ["KVDRIVE_FAULT"]) as s:
+    with Server("--keepalive", "0.05", "--parallel", "1",
+                program=os.environ["KVD_TEST_FAULT"]) as s:
         c = connect(s)
         busy = c.completions.create(model="t", prompt="x", max_tokens=400, stream=True,
                                     logit_bias=BIAS)

@@ -23,7 +23,7 @@ APT = ROOT / "scripts" / "apt-packages.txt"
 
 
 def options():
-    text = subprocess.run([PROGRAM, "serve", "--help"], check=True, capture_output=True,
+    text = subprocess.run([PROGRAM, "serve", "--help-all"], check=True, capture_output=True,
                           text=True).stdout
     return set(re.findall(r"--([a-z][a-z-]+)", text))
 

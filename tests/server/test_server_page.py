@@ -11,7 +11,7 @@ import sys
 import browser
 from kvserver import HERE, Directory, Server, limit_of, main
 
-FAULT = os.environ["KVDRIVE_FAULT"]
+FAULT = os.environ["KVD_TEST_FAULT"]
 KEY = "sk-of-the-page"
 SOURCE = HERE.parent.parent / "server" / "page"
 SPARSE = ("--attention", "sparse", "--budget", "64", "--kv-device", "1500K", "--parallel", "2")

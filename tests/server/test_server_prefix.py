@@ -8,7 +8,7 @@ import threading
 from kvserver import Directory, Server, main
 
 COMPLETION = "/v1/completions"
-FAULT = os.environ["KVDRIVE_FAULT"]
+FAULT = os.environ["KVD_TEST_FAULT"]
 BIAS = {"261": -100}
 MINE, OTHERS, NEW, LARGE = [67] * 600, [80] * 1000, [71] * 300, [71] * 3500
 

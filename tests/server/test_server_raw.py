@@ -14,7 +14,7 @@ import time
 from kvserver import PATIENCE, SLOW, Server, in_time, main, text_of
 
 COMPLETION = "/v1/completions"
-FAULT = os.environ.get("KVDRIVE_FAULT")  # its steps take at least 2 ms
+FAULT = os.environ.get("KVD_TEST_FAULT")  # its steps take at least 2 ms
 BIAS = {"261": -100}
 LONG = {"prompt": [67] * 3000, "max_tokens": 900, "logit_bias": BIAS, "stream": True}
 # an answer of about 7 s, while nobody reads it

@@ -225,7 +225,7 @@ def test_streams_that_fail():
         limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
         ends[path] = list(s.stream(path, {**ask, "logit_bias": BIAS, limit: 3000}))
 
-    with Server(program=os.environ["KVDRIVE_FAULT"]) as s:
+    with Server(program=os.environ["KVD_TEST_FAULT"]) as s:
         s.exits = (1,)
         threads = [threading.Thread(target=run, args=(s, *x)) for x in asks]
         for t in threads:

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_options.c - precedence, parsing, and what the messages say. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,6 +24,10 @@ static const kvd_opt table[] = {
     { "shift", "--no-shift", KVD_OPT_FOREIGN, "*", NULL, 0, 0, 1, "nothing is shifted" },
     { "adapter", "-ad", KVD_OPT_REFUSED, "", NULL, 0, 0, 1, "merge it" },
     { "thoughts", "", KVD_OPT_REFUSED, "none|plain", NULL, 0, 0, 1, "they stay" },
+    { "tokens", "", KVD_OPT_COUNT, "N", "0", -1, 1 << 30, 1, "a count" },
+    { "word", "-w", KVD_OPT_LIST, "WORD", NULL, 0, 0, 1, "several" },
+    { "schema", "", KVD_OPT_TEXT, "FILE|TEXT", NULL, 0, 0, 1, "a file or a text" },
+    { "title", "", KVD_OPT_TEXT, "TEXT", NULL, 0, 0, 1, "a text" },
     { "password", "", KVD_OPT_SECRET, "WORD", NULL, 0, 0, 1, "put it elsewhere" },
 };
 
@@ -176,9 +181,128 @@ static void test_sizes(void **state)
     }
 }
 
+static void test_counts(void **state)
+{
+    static const struct {
+        const char *text;
+        double      n; /* NAN: refused */
+    } cases[] = {
+        { "0", 0 },       { "-1", -1 },      { "17", 17 },         { "8K", 8192 },   { "8k", 8192 },
+        { "1.5K", 1536 }, { "1M", 1 << 20 }, { "1024M", 1 << 30 }, { "1025M", NAN }, { "8G", NAN },
+        { "K", NAN },     { "1.3", NAN },    { "8KB", NAN },       { "", NAN },      { "nan", NAN },
+        { "8 K", NAN },   { "-2", NAN },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KVD_COUNTOF(cases); i++) {
+        const kvd_status st = parse(2, "--tokens", cases[i].text);
+
+        if ((st == KVD_OK) == isnan(cases[i].n) ||
+            (st == KVD_OK && kvd_opts_int(&o, "tokens") != (int64_t)cases[i].n))
+            fail_msg("'%s' gave %d", cases[i].text, st);
+    }
+    expect_error("from -1 to 1073741824");
+}
+
+static void test_lists(void **state)
+{
+    kvd_buf b = { 0 };
+
+    (void)state;
+    setenv("KVDRIVE_WORD", "weak", 1);
+    assert_int_equal(parse(0), KVD_OK);
+    assert_int_equal(kvd_opts_get(&o, "word")->n_list, 1);
+    assert_string_equal(kvd_opts_get(&o, "word")->list[0], "weak");
+    assert_int_equal(parse(4, "-w", "a,b", "--word", ""), KVD_OK);
+    unsetenv("KVDRIVE_WORD");
+    assert_int_equal(kvd_opts_get(&o, "word")->n_list, 2);
+    assert_string_equal(kvd_opts_get(&o, "word")->list[0], "a,b");
+    assert_string_equal(kvd_opts_get(&o, "word")->list[1], "");
+    kvd_opts_print(&o, &b);
+    assert_non_null(strstr(b.data, "word                 = a,b, "));
+    kvd_buf_free(&b);
+}
+
+/* ~/ in paths, from every source. */
+static void test_home(void **state)
+{
+    char  path[] = "/tmp/kvd_home_XXXXXX", file[64], want[64];
+    char *home = mkdtemp(path), *was = getenv("HOME");
+    FILE *f;
+
+    (void)state;
+    assert_non_null(home);
+    was = was ? strdup(was) : NULL;
+    setenv("HOME", home, 1);
+    snprintf(want, sizeof(want), "%s/x y", home);
+    snprintf(file, sizeof(file), "%s/config", home);
+    f = fopen(file, "w");
+    fputs("model = ~/x y\n", f);
+    fclose(f);
+    setenv("KVDRIVE_CONFIG", "~/config", 1);
+    assert_int_equal(parse(0), KVD_OK);
+    assert_string_equal(kvd_opts_text(&o, "model"), want);
+    assert_string_equal(o.config_path, file);
+    unsetenv("KVDRIVE_CONFIG");
+    setenv("KVDRIVE_MODEL", "~/x y", 1);
+    assert_int_equal(parse(0), KVD_OK);
+    assert_string_equal(kvd_opts_text(&o, "model"), want);
+    unsetenv("KVDRIVE_MODEL");
+    assert_int_equal(parse(3, "--model=~/x y", "~/x y", "~"), KVD_OK);
+    assert_string_equal(kvd_opts_text(&o, "model"), want);
+    assert_string_equal(o.rest[0], want);
+    assert_string_equal(o.rest[1], home);
+    assert_int_equal(parse(6, "-m", "~", "--schema", "~/x y", "--title", "~/x y"), KVD_OK);
+    assert_string_equal(kvd_opts_text(&o, "model"), home);
+    assert_string_equal(kvd_opts_text(&o, "schema"), want);
+    assert_string_equal(kvd_opts_text(&o, "title"), "~/x y"); /* no path */
+    assert_int_equal(parse(2, "-m", "./~/x"), KVD_OK);
+    assert_string_equal(kvd_opts_text(&o, "model"), "./~/x");
+    assert_int_equal(parse(2, "-m", "~bob/x"), KVD_E_INVAL);
+    expect_error("-m: ~bob/x: only ~/ is known");
+    unsetenv("HOME");
+    assert_int_equal(parse(2, "-m", "~/x"), KVD_E_INVAL);
+    expect_error("HOME is not set");
+    if (was)
+        setenv("HOME", was, 1);
+    free(was);
+    remove(file);
+    rmdir(home);
+}
+
+static void test_unknown_variables(void **state)
+{
+    static const struct {
+        const char *name, *message;
+    } cases[] = {
+        { "KVDRIVE_CTX_SISE", "KVDRIVE_CTX_SISE: no option has this variable; did you mean "
+                              "'KVDRIVE_CTX_SIZE'?" },
+        { "KVDRIVE_ONLY_TOW", "did you mean 'KVDRIVE_ONLY_TWO'?" },
+        { "KVDRIVE_", "KVDRIVE_: no option" },
+        { "KVDRIVE_ctx_size", "did you mean 'KVDRIVE_CTX_SIZE'?" },
+        { "KVDRIVE_CTX-SIZE", "did you mean 'KVDRIVE_CTX_SIZE'?" },
+        { "KVDRIVE_A_NAME_THAT_IS_LONGER_THAN_ANY_OPTION_OF_THE_PROGRAM_IS_OR_HAS_EVER_BEEN_BEFORE",
+          "no option has this variable" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KVD_COUNTOF(cases); i++) {
+        setenv(cases[i].name, "hush", 1);
+        assert_int_equal(parse(0), KVD_E_INVAL);
+        expect_error(cases[i].message);
+        assert_null(strstr(err.msg, "hush"));
+        unsetenv(cases[i].name);
+    }
+    setenv("KVDRIVE_ONLY_TWO", "1", 1); /* of another command */
+    setenv("KVDRIVEX", "1", 1);
+    assert_int_equal(parse(0), KVD_OK);
+    unsetenv("KVDRIVE_ONLY_TWO");
+    unsetenv("KVDRIVEX");
+}
+
 static void test_every_allocation_may_fail(void **state)
 {
-    const char *const argv[] = { "-c", "5", "--raw" };
+    const char *const argv[] = { "-c", "5", "--raw", "-w", "a", "-w", "b", "-m", "x", "rest" };
 
     (void)state;
     kvd_opts_close(&o);
@@ -187,7 +311,7 @@ static void test_every_allocation_may_fail(void **state)
         kvd_status     st;
 
         kvd_alloc_fault(n, false);
-        st = kvd_opts_open(&o, table, KVD_COUNTOF(table), 1, 3, argv, &err);
+        st = kvd_opts_open(&o, table, KVD_COUNTOF(table), 1, (int)KVD_COUNTOF(argv), argv, &err);
         kvd_alloc_fault(-1, false);
         kvd_opts_close(&o);
         assert_int_equal(kvd_alloc_live(), live);
@@ -216,7 +340,7 @@ static void test_secrets(void **state)
     assert_non_null(strstr(b.data, "password"));
     assert_null(strstr(b.data, "hush"));
     b.len = 0;
-    kvd_opts_help(table, KVD_COUNTOF(table), 1, &b);
+    kvd_opts_help(table, KVD_COUNTOF(table), 1, NULL, &b);
     assert_null(strstr(b.data, "password"));
     kvd_buf_free(&b);
 }
@@ -253,7 +377,7 @@ static void test_another_programs(void **state)
     assert_int_equal(parse(0), KVD_OK);
     assert_int_equal(kvd_opts_set(&o, "adapter", "file", &err), KVD_E_INVAL);
     kvd_opts_print(&o, &b);
-    kvd_opts_help(table, KVD_COUNTOF(table), 1, &b);
+    kvd_opts_help(table, KVD_COUNTOF(table), 1, NULL, &b);
     assert_null(strstr(b.data, "adapter"));
     assert_null(strstr(b.data, "shift"));
     kvd_buf_free(&b);
@@ -316,7 +440,8 @@ static void test_nearest(void **state)
 
 static void test_text_for_people(void **state)
 {
-    kvd_buf b = { 0 };
+    static const char *const first[] = { "only-two", "raw", NULL };
+    kvd_buf                  b       = { 0 };
 
     (void)state;
     assert_int_equal(parse(2, "-c", "9"), KVD_OK);
@@ -325,8 +450,12 @@ static void test_text_for_people(void **state)
         strstr(b.data, "ctx-size             = 9                        # command line"));
     assert_null(strstr(b.data, "only-two"));
     kvd_buf_free(&b);
-    kvd_opts_help(table, KVD_COUNTOF(table), 1, &b);
+    kvd_opts_help(table, KVD_COUNTOF(table), 1, NULL, &b);
     assert_non_null(strstr(b.data, "-c, --ctx-size N"));
+    b.len = 0;
+    assert_int_equal(kvd_opts_help(table, KVD_COUNTOF(table), 1, first, &b), 9);
+    assert_non_null(strstr(b.data, "--raw"));
+    assert_null(strstr(b.data, "--ctx-size"));
     kvd_buf_free(&b);
 }
 
@@ -337,6 +466,10 @@ int main(void)
         cmocka_unit_test(test_precedence),
         cmocka_unit_test(test_errors_say_what_and_where),
         cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_lists),
+        cmocka_unit_test(test_home),
+        cmocka_unit_test(test_unknown_variables),
         cmocka_unit_test(test_every_allocation_may_fail),
         cmocka_unit_test(test_secrets),
         cmocka_unit_test(test_another_programs),
