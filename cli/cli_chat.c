@@ -6,56 +6,16 @@
  * ids as long as encoding its text gives them; where it does not, the difference is evaluated
  * again.
  *
- * Ctrl-C stops the answer, not the program; at the prompt it drops the line and says how to
- * leave. */
-#include <editline/readline.h>
+ * Ctrl-C stops the answer, not the program; at the prompt it drops the message and says how to
+ * leave.  What is typed during an answer does not show in it: it is there at the next prompt. */
 #include <inttypes.h>
-#include <jansson.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
+#include "cli_chat.h"
+#include "cli_tty.h"
 
-#define HISTORY_LINES 1000
-#define PATH_BYTES    600
-
-typedef struct chat {
-    const kvd_opts *o;
-    kvd_model      *m;
-    kvd_session    *s;
-    kvd_sampler    *sm;
-    kvd_detok      *detok;
-    kvd_plan        plan;
-    json_t         *messages;
-    int32_t        *held; /* [n_ctx] tokens in sequence 0 */
-    uint32_t        n_held;
-    bool            tty;
-    char            history[PATH_BYTES];
-} chat;
-
-static const char help_text[] =
-    "  /help            this\n"
-    "  /system [TEXT]   set the system message (or clear it) and begin anew\n"
-    "  /reset           forget the conversation\n"
-    "  /undo            take the last question and answer back\n"
-    "  /retry           answer the last question again\n"
-    "  /stats           tokens, rates, memory\n"
-    "  /quit            leave (also Ctrl-D)\n"
-    "A line that ends in \\ goes on in the next one.\n";
-
-/* false: the text is not valid UTF-8 (or there is no memory). */
-static bool add_message(chat *c, const char *role, const char *text, size_t len)
-{
-    json_t *m = json_pack("{s:s, s:s%}", "role", role, "content", text, len);
-
-    return json_array_append_new(c->messages, m) == 0;
-}
-
-static const char not_utf8[] = "kvdrive: the message is not valid UTF-8\n";
-
-static bool last_is(const chat *c, const char *role)
+bool chat_last_is(const chat *c, const char *role)
 {
     const size_t  n = json_array_size(c->messages);
     const json_t *m = n ? json_array_get(c->messages, n - 1) : NULL;
@@ -63,16 +23,25 @@ static bool last_is(const chat *c, const char *role)
     return m && strcmp(json_string_value(json_object_get(m, "role")), role) == 0;
 }
 
-static void drop_last(chat *c, const char *role)
+void chat_drop_last(chat *c, const char *role)
 {
-    if (last_is(c, role))
+    if (chat_last_is(c, role))
         json_array_remove(c->messages, json_array_size(c->messages) - 1);
 }
 
-static bool begin_anew(chat *c, const char *system)
+bool chat_begin_anew(chat *c, const char *system)
 {
+    kvd_buf b  = { 0 };
+    bool    ok = true;
+
     json_array_clear(c->messages);
-    return !system || !*system || add_message(c, "system", system, strlen(system));
+    c->attached.len = 0;
+    if (system)
+        cli_put_text(c->o, system, &b);
+    if (b.len > 0)
+        ok = !b.oom && cli_add_message(c->messages, "system", b.data, b.len);
+    kvd_buf_free(&b);
+    return ok;
 }
 
 /* ---- one turn --------------------------------------------------------------------- */
@@ -106,17 +75,28 @@ static kvd_status sync_tokens(chat *c, const cli_tokens *t, kvd_err *err)
     return KVD_OK;
 }
 
-static void say(kvd_buf *answer, const char *text, size_t len)
+static void tell(chat *c, kvd_buf *answer)
 {
-    kvd_buf_put(answer, text, len);
-    fwrite(text, 1, len, stdout);
+    kvd_buf_put(answer, c->told.data, c->told.len);
+    if (c->told.len > 0)
+        fwrite(c->told.data, 1, c->told.len, stdout);
     fflush(stdout);
+}
+
+/* true: a stop string has ended the answer. */
+static bool say(chat *c, kvd_buf *answer, const char *text, size_t len)
+{
+    const bool stopped = cli_stops_feed(&c->stops, text, len, &c->told);
+
+    tell(c, answer);
+    return stopped;
 }
 
 static kvd_status speak(chat *c, kvd_buf *answer, kvd_err *err)
 {
-    const int64_t n_max = kvd_opts_int(c->o, "predict");
-    kvd_status    st    = KVD_OK;
+    const int64_t n_max   = kvd_opts_int(c->o, "predict");
+    kvd_status    st      = KVD_OK;
+    bool          stopped = false;
     const char   *text;
     size_t        len;
 
@@ -129,8 +109,10 @@ static kvd_status speak(chat *c, kvd_buf *answer, kvd_err *err)
             break;
         if (kvd_token_is_end(c->m, id))
             break;
-        text = kvd_detok_feed(c->detok, id, false, &len);
-        say(answer, text, len);
+        text    = kvd_detok_feed(c->detok, id, false, &len);
+        stopped = say(c, answer, text, len);
+        if (stopped)
+            break;
         if (c->n_held >= c->plan.n_ctx) {
             fprintf(stderr, "\n[the context of %u tokens is full]", c->plan.n_ctx);
             break;
@@ -144,13 +126,15 @@ static kvd_status speak(chat *c, kvd_buf *answer, kvd_err *err)
         c->held[c->n_held++] = id;
     }
     text = kvd_detok_flush(c->detok, &len);
-    say(answer, text, len);
+    if (!stopped && !say(c, answer, text, len)) {
+        cli_stops_end(&c->stops, &c->told);
+        tell(c, answer);
+    }
     putchar('\n');
     return st;
 }
 
-/* Answers the conversation as it stands; false when the program should end. */
-static bool answer(chat *c)
+bool chat_answer(chat *c)
 {
     char      *json = json_dumps(c->messages, JSON_COMPACT);
     cli_tokens t    = { 0 };
@@ -162,21 +146,25 @@ static bool answer(chat *c)
 
     cli_interrupted(true);
     cli_interrupt_watch(c->s);
+    if (c->tty)
+        line_typing_begin(&c->line);
     if (st == KVD_OK)
         st = sync_tokens(c, &t, &err);
     if (st == KVD_OK)
         st = speak(c, &text, &err);
+    if (c->tty)
+        line_typing_end(&c->line, cli_interrupted(false));
     cli_interrupt_watch(NULL);
     kvd_session_uncancel(c->s); /* a Ctrl-C behind the last evaluation is not for the next answer */
     if (text.oom)
         st = kvd_fail(&err, KVD_E_NOMEM, 0, "no memory to keep the answer");
     if ((st == KVD_OK || (st == KVD_E_CANCELED && text.len)) &&
-        !add_message(c, "assistant", text.data ? text.data : "", text.len))
+        !cli_add_message(c->messages, "assistant", text.data, text.len))
         st = kvd_fail(&err, KVD_E_NOMEM, 0, "no memory to keep the answer");
     if (st != KVD_OK && !(st == KVD_E_CANCELED && text.len)) {
         if (st != KVD_E_CANCELED)
             (void)cli_fail(&err);
-        drop_last(c, "user"); /* it was not answered: as if not asked */
+        chat_drop_last(c, "user"); /* it was not answered: as if not asked */
     }
     free(json);
     kvd_free(t.data);
@@ -184,138 +172,144 @@ static bool answer(chat *c)
     return st != KVD_E_DEVICE;
 }
 
+/* Adds the user's message, behind what was read for it, and answers; false when the program should
+ * end. */
+static bool ask(chat *c, const char *text, size_t len)
+{
+    kvd_err    err = { 0 };
+    kvd_status st  = cli_check_utf8("message", text, len, &err);
+
+    if (st == KVD_OK && c->attached.len > 0) {
+        kvd_buf_puts(&c->attached, "\n\n");
+        kvd_buf_put(&c->attached, text, len);
+        text = c->attached.data;
+        len  = c->attached.len;
+    }
+    if (st == KVD_OK && (c->attached.oom || !cli_add_message(c->messages, "user", text, len)))
+        st = kvd_fail(&err, KVD_E_NOMEM, 0, "no memory for the message");
+    kvd_buf_free(&c->attached);
+    if (st == KVD_OK)
+        return chat_answer(c);
+    (void)cli_fail(&err);
+    return true;
+}
+
 /* ---- input ------------------------------------------------------------------------ */
 
-static sigjmp_buf at_prompt;
+#define QUOTE "\"\"\""
 
-static void on_prompt_interrupt(int sig)
+static bool is_quoted(const kvd_buf *b)
 {
-    (void)sig;
-    siglongjmp(at_prompt, 1);
+    return b->len >= 3 && memcmp(b->data, QUOTE, 3) == 0;
 }
 
-/* libedit has no way to give a line up from a signal handler but to jump out of it; it sets the
- * terminal up anew in the next call. */
-static char *edit_line(const char *prompt)
+/* Whether a message goes on in another line, which is then begun: within triple quotes, or after a
+ * backslash, which the line's end replaces. */
+static bool goes_on(kvd_buf *b)
 {
-    struct sigaction sa;
-    char            *line;
-
-    memset(&sa, 0, sizeof(sa));
-    sigemptyset(&sa.sa_mask);
-    if (sigsetjmp(at_prompt, 1))
-        puts("\n(Ctrl-D or /quit leaves)");
-    sa.sa_handler = on_prompt_interrupt;
-    sigaction(SIGINT, &sa, NULL);
-    line          = readline(prompt);
-    sa.sa_handler = SIG_DFL;
-    sigaction(SIGINT, &sa, NULL);
-    return line;
-}
-
-/* One line, allocated with malloc by libedit or getline; NULL at the end. */
-static char *read_line(const chat *c, const char *prompt)
-{
-    char  *line = NULL;
-    size_t cap  = 0;
-    size_t n;
-
-    if (c->tty)
-        return edit_line(prompt);
-    if (getline(&line, &cap, stdin) < 0) {
-        free(line);
-        return NULL;
-    }
-    n = strlen(line);
-    if (n && line[n - 1] == '\n')
-        line[n - 1] = 0;
-    return line;
-}
-
-/* A message: lines joined while they end in a backslash.  false at the end of input. */
-static bool read_message(const chat *c, kvd_buf *b)
-{
-    const char *prompt = "> ";
-
-    for (;;) {
-        char  *line = read_line(c, prompt);
-        size_t n;
-        bool   more;
-
-        if (!line)
-            return b->len > 0;
-        n    = strlen(line);
-        more = n > 0 && line[n - 1] == '\\';
-        kvd_buf_put(b, line, more ? n - 1 : n);
-        free(line);
-        if (!more)
-            return true;
+    if (is_quoted(b)) {
+        if (b->len >= 6 && memcmp(b->data + b->len - 3, QUOTE, 3) == 0)
+            return false;
         kvd_buf_putc(b, '\n');
-        prompt = ". ";
+        return !b->oom;
     }
+    if (b->len == 0 || b->data[b->len - 1] != '\\')
+        return false;
+    b->data[b->len - 1] = '\n';
+    return true;
 }
 
-/* A line that begins with a slash; false when it asks to leave. */
-static bool command(chat *c, const char *line)
+/* The text between triple quotes, without the line ends next to them; else all of it. */
+static void unquote(const char **text, size_t *len)
 {
-    static const char *const names[] = { "/help",  "/system", "/reset", "/undo",
-                                         "/retry", "/stats",  "/quit" };
-    const char              *arg     = line + strcspn(line, " ");
-    char                     word[32];
+    const char *s = *text;
+    size_t      n = *len;
 
-    snprintf(word, sizeof(word), "%.*s", (int)(arg - line), line);
-    arg += strspn(arg, " ");
-    if (strcmp(word, "/quit") == 0 || strcmp(word, "/exit") == 0)
-        return false;
-    if (strcmp(word, "/help") == 0) {
-        fputs(help_text, stdout);
-    } else if (strcmp(word, "/system") == 0) {
-        if (!begin_anew(c, arg))
-            fputs(not_utf8, stderr);
-    } else if (strcmp(word, "/reset") == 0) {
-        (void)begin_anew(c, kvd_opts_text(c->o, "system")); /* it was valid at the start */
-    } else if (strcmp(word, "/undo") == 0) {
-        drop_last(c, "assistant");
-        drop_last(c, "user");
-    } else if (strcmp(word, "/retry") == 0) {
-        drop_last(c, "assistant");
-        if (last_is(c, "user"))
-            return answer(c);
-        puts("nothing to answer yet");
-    } else if (strcmp(word, "/stats") == 0) {
-        cli_print_stats(c->s, &c->plan, 0.0, stdout);
-    } else {
-        const char *near = kvd_nearest(word, names, KVD_COUNTOF(names));
-
-        printf("unknown command %s; %s%s\n", word, near ? "did you mean " : "/help lists them",
-               near ? near : "");
+    if (n < 6 || memcmp(s, QUOTE, 3) != 0 || memcmp(s + n - 3, QUOTE, 3) != 0)
+        return;
+    s += 3;
+    n -= 6;
+    if (n > 0 && s[0] == '\n') {
+        s++;
+        n--;
     }
-    return true;
+    n -= n > 0 && s[n - 1] == '\n';
+    *text = s;
+    *len  = n;
+}
+
+/* A message of an input that is not edited; false at the end. */
+static bool read_lines(kvd_buf *b)
+{
+    const bool shown = cli_is_tty(stdin) && cli_is_tty(stdout);
+    char      *line  = NULL;
+    size_t     cap   = 0;
+    ssize_t    n;
+    bool       more = true;
+
+    b->len = 0;
+    while (more) {
+        if (shown)
+            fputs(b->len > 0 ? ". " : "> ", stdout);
+        fflush(stdout);
+        n = getline(&line, &cap, stdin);
+        if (n < 0)
+            break;
+        kvd_buf_put(b, line, (size_t)(n > 0 && line[n - 1] == '\n' ? n - 1 : n));
+        more = goes_on(b);
+    }
+    free(line);
+    return !more || b->len > 0;
+}
+
+/* The next message, whole; false at the end of input. */
+static bool read_message(chat *c)
+{
+    line_end end = LINE_DROPPED;
+
+    if (!c->tty)
+        return read_lines(&c->line.text);
+    while (end == LINE_DROPPED) {
+        end = line_edit(&c->line, goes_on);
+        if (end == LINE_DROPPED)
+            puts("(Ctrl-D or /quit leaves)");
+    }
+    return end == LINE_DONE;
+}
+
+/* Follows one message; false when the program should end. */
+static bool follow(chat *c)
+{
+    const char *text = c->line.text.data;
+    size_t      len  = c->line.text.len;
+
+    if (c->line.text.oom) {
+        fputs("kvdrive: no memory for the message\n", stderr);
+        return false;
+    }
+    if (len == 0)
+        return true;
+    if (c->tty)
+        line_history_add(&c->line.history, text);
+    if (text[0] == '/' && !memchr(text, '\n', len))
+        return chat_command(c, text);
+    unquote(&text, &len);
+    return ask(c, text, len) && !kvd_opts_flag(c->o, "single-turn");
 }
 
 static void talk(chat *c)
 {
-    bool go_on = true;
+    const char *first = kvd_opts_text(c->o, "prompt");
+    kvd_buf     b     = { 0 };
+    bool        go_on = true;
 
-    while (go_on) {
-        kvd_buf b = { 0 };
-
-        if (!read_message(c, &b)) {
-            kvd_buf_free(&b);
-            break;
-        }
-        if (b.len && c->tty)
-            add_history(b.data);
-        if (b.len && b.data[0] == '/') {
-            go_on = command(c, b.data);
-        } else if (b.len) {
-            if (add_message(c, "user", b.data, b.len))
-                go_on = answer(c);
-            else
-                fputs(not_utf8, stderr);
-        }
+    if (first) {
+        cli_put_text(c->o, first, &b);
+        go_on = ask(c, b.data, b.len) && !kvd_opts_flag(c->o, "single-turn");
         kvd_buf_free(&b);
     }
+    while (go_on && read_message(c))
+        go_on = follow(c);
 }
 
 /* ---- start and end ---------------------------------------------------------------- */
@@ -325,7 +319,8 @@ static kvd_status open_chat(chat *c, kvd_err *err)
     kvd_model_info       info = { .struct_size = sizeof(info) };
     kvd_session_params   p;
     kvd_attention_params a;
-    char                 dir[PATH_BYTES - 32];
+    char                 dir[sizeof(c->line.history.path) - 32];
+    char                 path[sizeof(c->line.history.path)];
 
     KVD_TRY(cli_model_open(&c->m, c->o, err));
     kvd_model_get_info(c->m, &info);
@@ -340,15 +335,14 @@ static kvd_status open_chat(chat *c, kvd_err *err)
     c->held     = kvd_calloc(c->plan.n_ctx, sizeof(*c->held));
     if (!c->messages || !c->held)
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the conversation");
-    c->tty = cli_is_tty(stdin) && cli_is_tty(stdout);
-    if (c->tty && kvd_user_dir("XDG_STATE_HOME", ".local/state", dir, sizeof(dir))) {
-        snprintf(c->history, sizeof(c->history), "%s/kvdrive_history", dir);
-        using_history();
-        stifle_history(HISTORY_LINES);
-        read_history(c->history);
-    }
-    if (!begin_anew(c, kvd_opts_text(c->o, "system")))
+    KVD_TRY(cli_stops_open(&c->stops, c->o, err));
+    if (!chat_begin_anew(c, kvd_opts_text(c->o, "system")))
         return kvd_fail(err, KVD_E_INVAL, 0, "--system is not valid UTF-8");
+    c->tty = cli_tty_open();
+    if (c->tty && kvd_user_dir("XDG_STATE_HOME", ".local/state", dir, sizeof(dir))) {
+        snprintf(path, sizeof(path), "%s/kvdrive_history", dir);
+        line_history_open(&c->line.history, path);
+    }
     if (c->tty)
         printf("%s on %s %s, context %u tokens; /help lists commands\n",
                info.name[0] ? info.name : info.arch, info.backend, info.isa, c->plan.n_ctx);
@@ -364,13 +358,16 @@ int cli_chat(const kvd_opts *o)
     st = open_chat(&c, &err);
     if (st == KVD_OK)
         talk(&c);
-    if (c.history[0])
-        write_history(c.history); /* a convenience: the directory may not exist */
+    cli_tty_close();
     if (st == KVD_OK && kvd_opts_flag(o, "stats")) {
         (void)!kvd_session_flush(c.s, &err); /* for the counts; what failed was warned of */
         cli_print_stats(c.s, &c.plan, 0.0, stderr);
     }
     json_decref(c.messages);
+    cli_stops_close(&c.stops);
+    kvd_buf_free(&c.told);
+    kvd_buf_free(&c.attached);
+    line_close(&c.line);
     kvd_free(c.held);
     kvd_detok_close(c.detok);
     kvd_sampler_close(c.sm);

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cli.h"
-#include "text/text.h"
 
 #define SCHEMA_MAX_BYTES (1u << 20)
 #define ANSWER_ROOM      1024u /* context left for the answer when neither -n nor -c says */
@@ -20,6 +19,8 @@ typedef struct job {
     kvd_detok      *detok;
     kvd_plan        plan;
     cli_tokens      prompt;
+    cli_stops       stops;
+    kvd_buf         told; /* what emit() lets through */
     kvd_buf         answer;
     kvd_buf         ids; /* generated ids, int32 */
     const char     *finish;
@@ -40,59 +41,35 @@ static kvd_status prompt_text(const kvd_opts *o, kvd_buf *b, kvd_err *err)
     if (file && p)
         kvd_buf_puts(b, "\n\n");
     if (p)
-        kvd_buf_puts(b, p);
+        cli_put_text(o, p, b);
     if (b->oom)
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the prompt");
     return b->len ? KVD_OK : kvd_fail(err, KVD_E_INVAL, 0, "the prompt is empty");
 }
 
-/* Bytes before the first that is not UTF-8; len: all of it is. */
-static size_t valid_utf8(const char *s, size_t len)
-{
-    for (size_t i = 0, n; i < len; i += n) {
-        uint32_t cp;
-
-        n = utf8_decode(s + i, len - i, &cp);
-        if (cp == 0xfffd && !(n == 3 && memcmp(s + i, "\xef\xbf\xbd", 3) == 0))
-            return i;
-    }
-    return len;
-}
-
-static kvd_status check_utf8(const char *what, const char *s, size_t len, kvd_err *err)
-{
-    const size_t good = valid_utf8(s, len);
-
-    if (good == len)
-        return KVD_OK;
-    return kvd_fail(err, KVD_E_INVAL, 0,
-                    "the %s cannot go into a chat message: byte %zu (0x%02x) is not UTF-8; convert "
-                    "it (iconv), or use --raw, which takes any bytes",
-                    what, good, (unsigned char)s[good]);
-}
-
 static kvd_status tokenize_messages(job *j, const kvd_buf *text, kvd_err *err)
 {
-    const char *system = kvd_opts_text(j->o, "system");
+    const char *given  = kvd_opts_text(j->o, "system");
     json_t     *list   = json_array();
-    json_t    *first = system ? json_pack("{s:s, s:s}", "role", "system", "content", system) : NULL;
-    json_t    *user  = json_pack("{s:s, s:s%}", "role", "user", "content", text->data, text->len);
-    char      *json  = NULL;
-    kvd_status st    = system ? check_utf8("system text", system, strlen(system), err) : KVD_OK;
+    kvd_buf     system = { 0 };
+    char       *json   = NULL;
+    kvd_status  st;
 
+    if (given)
+        cli_put_text(j->o, given, &system);
+    st = cli_check_utf8("system text", system.data, system.len, err);
     if (st == KVD_OK)
-        st = check_utf8("prompt", text->data, text->len, err);
-    if (first)
-        json_array_append_new(list, first);
-    if (user)
-        json_array_append_new(list, user);
-    if (st == KVD_OK && user && !system == !first)
+        st = cli_check_utf8("prompt", text->data, text->len, err);
+    if (st == KVD_OK && !system.oom &&
+        (!given || cli_add_message(list, "system", system.data, system.len)) &&
+        cli_add_message(list, "user", text->data, text->len))
         json = json_dumps(list, JSON_COMPACT);
     if (st == KVD_OK && !json)
         st = kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the chat message");
     if (st == KVD_OK)
         st = cli_tokenize_chat(j->m, json, kvd_opts_text(j->o, "template-vars"), &j->prompt, err);
     free(json);
+    kvd_buf_free(&system);
     json_decref(list);
     return st;
 }
@@ -175,17 +152,25 @@ static kvd_status open_session(job *j, kvd_err *err)
                             : "it is the model's; --rope-scaling yarn extends it");
     KVD_TRY(cli_session_open(&j->s, &j->plan, j->m, &p, &a, j->o, err));
     KVD_TRY(cli_sampler_open(&j->sm, j->m, j->o, err));
+    KVD_TRY(cli_stops_open(&j->stops, j->o, err));
     KVD_TRY(open_grammar(j, err));
     return kvd_detok_open(&j->detok, j->m, err);
 }
 
-static void emit(job *j, const char *text, size_t len)
+/* What --stop lets through goes out; true: a stop string has ended the answer. */
+static bool emit(job *j, const char *text, size_t len, bool last)
 {
-    kvd_buf_put(&j->answer, text, len);
-    if (!kvd_opts_flag(j->o, "json")) {
-        fwrite(text, 1, len, stdout);
-        fflush(stdout);
+    bool stopped = cli_stops_feed(&j->stops, text, len, &j->told);
+
+    for (int part = 0; part < (last && !stopped ? 2 : 1); part++) {
+        if (part == 1)
+            cli_stops_end(&j->stops, &j->told);
+        kvd_buf_put(&j->answer, j->told.data, j->told.len);
+        if (!kvd_opts_flag(j->o, "json") && j->told.len > 0)
+            fwrite(j->told.data, 1, j->told.len, stdout);
     }
+    fflush(stdout);
+    return stopped;
 }
 
 static kvd_status generate(job *j, kvd_err *err)
@@ -208,7 +193,10 @@ static kvd_status generate(job *j, kvd_err *err)
         }
         kvd_buf_put(&j->ids, &id, sizeof(id));
         text = kvd_detok_feed(j->detok, id, special, &len);
-        emit(j, text, len);
+        if (emit(j, text, len, false)) {
+            j->finish = "stop";
+            return KVD_OK;
+        }
         if (kvd_seq_len(j->s, 0) >= n_ctx || n + 1 == n_max)
             break;
         b.n_token = 1;
@@ -217,7 +205,8 @@ static kvd_status generate(job *j, kvd_err *err)
         KVD_TRY(kvd_eval(j->s, &b, err));
     }
     text = kvd_detok_flush(j->detok, &len);
-    emit(j, text, len);
+    if (emit(j, text, len, true))
+        j->finish = "stop";
     j->cut = strcmp(j->finish, "length") == 0 && kvd_seq_len(j->s, 0) >= n_ctx &&
              (int64_t)(j->ids.len / sizeof(int32_t)) != n_max;
     return KVD_OK;
@@ -296,6 +285,8 @@ int cli_run(const kvd_opts *o)
     kvd_session_close(j.s);
     kvd_model_close(j.m);
     kvd_free(j.prompt.data);
+    cli_stops_close(&j.stops);
+    kvd_buf_free(&j.told);
     kvd_buf_free(&j.answer);
     kvd_buf_free(&j.ids);
     return st == KVD_OK ? EXIT_OK : cli_fail(&err);

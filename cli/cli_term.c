@@ -57,8 +57,10 @@ void cli_progress_end(cli_progress *p)
 static void on_interrupt(int sig)
 {
     (void)sig;
-    if (interrupted)
+    if (interrupted) {
+        cli_tty_restore();
         _exit(EXIT_INTERRUPTED);
+    }
     interrupted = 1;
     if (watched)
         kvd_session_cancel(watched);
@@ -69,7 +71,7 @@ void cli_interrupt_watch(kvd_session *s)
     struct sigaction sa;
 
     memset(&sa, 0, sizeof(sa));
-    sa.sa_handler = s ? on_interrupt : SIG_DFL; /* no SA_RESTART: a blocked read returns */
+    sa.sa_handler = s ? on_interrupt : cli_tty_die; /* no SA_RESTART: a blocked read returns */
     sigemptyset(&sa.sa_mask);
     watched = s;
     sigaction(SIGINT, &sa, NULL);

@@ -16,6 +16,11 @@ size_t utf8_decode(const char *s, size_t len, uint32_t *cp);
 size_t utf8_encode(uint32_t cp, char out[4]); /* bytes written; surrogates and > 10FFFF as U+FFFD */
 /* Length of the longest prefix of s that does not end inside a possibly valid sequence. */
 size_t utf8_complete_prefix(const char *s, size_t len);
+/* Columns of a terminal that a code point takes: 0 to 2.  Control characters take none. */
+uint32_t utf8_columns(uint32_t cp);
+/* Bytes of the first grapheme cluster of a text: what a reader counts as one character.  len > 0.
+ */
+size_t utf8_cluster(const char *s, size_t len);
 
 /* ---- tokenizer ------------------------------------------------------------------- */
 

@@ -66,7 +66,7 @@ expect "a schema and no end" 2 'ignore-eos does not go' \
     "$kvd" run -m $tiny/qwen2.gguf --raw -p x --json-schema '{}' --ignore-eos
 expect "llama.cpp's options" 0 '-fa is another program.s and changes nothing here' \
     "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 -fa on --no-mmap -mg 0 -sm none
-expect "not in the help" 1 '' sh -c "$kvd run --help | grep -q flash-attn"
+expect "not in the help" 1 '' sh -c "$kvd run --help-all | grep -q flash-attn"
 expect "no memory of its own" 3 'has no memory of its own.*--kv-device' \
     "$kvd" run -m $tiny/llama.gguf --raw -p x -n 1 --device-memory 1G
 expect "unknown backend" 2 'there are cpu, ref and cuda' \
@@ -127,7 +127,7 @@ expect "plan, disk" 0 'records; the rest lies in --cache-dir' \
 expect "plan, too small" 2 'device tier .*are needed' "$kvd" plan $long --kv-device 1K
 n=$((n + 1))
 for option in $("$kvd" plan $long --kv-device 1K 2>&1 | grep -oE -- ' --?[a-z]+(-[a-z]+)*'); do
-    if ! "$kvd" plan --help | grep -qE -- "(^|[ ,])$option( |,|$)"; then
+    if ! "$kvd" plan --help-all | grep -qE -- "(^|[ ,])$option( |,|$)"; then
         echo "FAILED: plan, too small: it names $option, which is no option"
         failed=$((failed + 1))
     fi
@@ -253,6 +253,68 @@ out=$(printf 'hello\n/undo\n/nosuch\n/stats\n/quit\nnever\n' |
         --temp 0 2>&1)
 grep -q 'unknown command /nosuch' <<<"$out" && grep -q 'KV cache in use' <<<"$out" || {
     echo "FAILED: chat: $out"
+    failed=$((failed + 1))
+}
+
+# ---- what chat and run share
+run=("$kvd" run -m $tiny/llama.gguf --raw -n 12 --temp 0 -p hello --json)
+answer() { "${run[@]}" --ignore-eos "$@" |
+    python3 -c 'import json, sys; print(json.load(sys.stdin)["text"])'; }
+text=$(answer)
+stop=${text:3:2} # of the answer, whatever that is
+expect "an answer that a text stops" 0 '"finish_reason":"stop"' "${run[@]}" --ignore-eos \
+    --stop nothing-like-it -r "$stop"
+n=$((n + 1))
+got=$(answer -r "$stop" --stop nothing-like-it)
+[ "$got" = "${text%%"$stop"*}" ] && [ "$(answer --stop "${text: -1}$")" = "$text" ] || {
+    echo "FAILED: --stop: '$got', not '${text%%"$stop"*}'"
+    failed=$((failed + 1))
+}
+expect "an empty stop text" 2 '--stop is an empty text' "${run[@]}" --stop ""
+tokens() { "$kvd" run -m $tiny/llama.gguf --raw -n 0 --json "$@" |
+    grep -o '"prompt_tokens":[0-9]*'; }
+n=$((n + 1))
+[ "$(tokens -e -p 'a\n\t\\\x41\q')" = "$(tokens -p $'a\n\t\\A\\q')" ] &&
+    [ "$(tokens -p 'a\n')" = "$(tokens -e -p 'a\\n')" ] || {
+    echo "FAILED: --escape"
+    failed=$((failed + 1))
+}
+expect "top-k -1, several biases, one turn" 0 'finish_reason' "${run[@]}" --top-k -1 -st \
+    -l 5+1 -l 6-1,7+1 --temp -1 -t -1
+expect "a bad bias among several" 2 "ID-B at 'x'" "${run[@]}" -l 5+1 -l x
+expect "a context in K" 2 '1024.*128' "$kvd" run -m $tiny/llama.gguf --raw -p x -c 1K
+expect "a depth in K" 0 ',1024.00,' "$kvd" bench --shape tiny -n 4 -d 1K --brief -o csv
+for layers in all auto -1 -2 1 99; do
+    expect "-ngl $layers without a GPU" 0 'going on with the CPU' "${run[@]}" -ngl $layers
+done
+expect "-ngl 0" 0 '^.{1,4}text' "${run[@]}" -ngl 0
+expect "-ngl of nothing" 2 "gpu-layers: 'some' is none of all, auto, or a number" \
+    "${run[@]}" -ngl some
+for command in run chat bench serve eval plan profile; do
+    n=$((n + 1))
+    short=$("$kvd" $command --help | grep -c '^  -')
+    all=$("$kvd" $command --help-all | grep -c '^  -')
+    [ "$short" -ge 8 ] && [ "$short" -le 24 ] && [ $((short + 12)) -le "$all" ] || {
+        echo "FAILED: $command --help shows $short of $all options"
+        failed=$((failed + 1))
+    }
+done
+expect "twenty options, --config and the two of help" 0 '^23$' \
+    sh -c "$kvd run --help | grep -c '^  -'"
+expect "a home directory in a path" 1 "model $tmp/none: No such file" env HOME="$tmp" \
+    "$kvd" run -m '~/none' -p x
+expect "of another user" 2 'only ~/ is known as a home directory' "$kvd" run -m '~bob/none' -p x
+
+out=$(printf '"""one\n\ntwo"""\nthree\\\nfour\n/save it\n' |
+    XDG_DATA_HOME=$tmp timeout 60 "$kvd" chat -m $tiny/llama.gguf --chat-template "$tmp/ok.jinja" \
+        -n 1 --temp 0 2>&1)
+n=$((n + 1))
+grep -q 'saved as it$' <<<"$out" && python3 - "$tmp/kvdrive/chats/it.json" <<'PY' || {
+import json, sys
+asked = [m["content"] for m in json.load(open(sys.argv[1]))["messages"] if m["role"] == "user"]
+assert asked == ["one\n\ntwo", "three\nfour"], asked
+PY
+    echo "FAILED: chat, messages of several lines: $out"
     failed=$((failed + 1))
 }
 

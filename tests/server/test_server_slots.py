@@ -12,7 +12,7 @@ import threading
 from kvserver import Directory, Server, main
 
 COMPLETION = "/v1/completions"
-FAULT = os.environ["KVDRIVE_FAULT"]
+FAULT = os.environ["KVD_TEST_FAULT"]
 BIAS = {"261": -100}
 
 
