@@ -126,7 +126,12 @@ expect "plan, disk" 0 'records; the rest lies in --cache-dir' \
     "$kvd" plan $long --kv-device 1100K --kv-host 100K --cache-dir /nonexistent/kvd
 expect "plan, too small" 2 'device tier .*are needed' "$kvd" plan $long --kv-device 1K
 n=$((n + 1))
-for option in $("$kvd" plan $long --kv-device 1K 2>&1 | grep -oE -- ' --?[a-z]+(-[a-z]+)*'); do
+named=$("$kvd" plan $long --kv-device 1K 2>&1 | grep -oE -- '\(--?[a-z]+(-[a-z]+)*\)' | tr -d '()')
+if [ "$(wc -w <<<"$named")" -ne 6 ]; then
+    echo "FAILED: plan, too small: it names" $named
+    failed=$((failed + 1))
+fi
+for option in $named; do
     if ! "$kvd" plan --help-all | grep -qE -- "(^|[ ,])$option( |,|$)"; then
         echo "FAILED: plan, too small: it names $option, which is no option"
         failed=$((failed + 1))

@@ -174,7 +174,7 @@ static void test_pre_tokenizer_names(void **state)
     expect_open(&v, KVD_OK, "gpt-2");
     v.n_token--; /* no longer exactly GPT-2's */
     v.bos = v.eos = -1;
-    expect_open(&v, KVD_E_UNSUPPORTED, "--pre");
+    expect_open(&v, KVD_E_UNSUPPORTED, "(pre_tokenizer)");
     v     = vocab[SMOLLM2].v;
     v.pre = (tok_str){ 0 };
     expect_open(&v, KVD_OK, "smollm");
