@@ -2,6 +2,7 @@
 #include "base/misc.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -17,6 +18,30 @@ uint64_t kvd_now_ns(void)
 
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+uint64_t kvd_ran_look(kvd_ran_clock *c, uint64_t now_ns)
+{
+    const uint64_t gap = now_ns > c->seen_ns ? now_ns - c->seen_ns : 0; /* 0: another thread's */
+
+    c->ran_ns += c->ran_ns ? kvd_min_u64(gap, KVD_RAN_LOOK_NS) : 1;
+    c->seen_ns = kvd_max_u64(c->seen_ns, now_ns);
+    return c->ran_ns;
+}
+
+/* The lock is held for some instructions: both numbers change together, or another thread would see
+ * the time of a stop as time that ran. */
+uint64_t kvd_ran_ns(void)
+{
+    static atomic_flag   busy = ATOMIC_FLAG_INIT;
+    static kvd_ran_clock clock;
+    uint64_t             ran;
+
+    while (atomic_flag_test_and_set_explicit(&busy, memory_order_acquire))
+        continue;
+    ran = kvd_ran_look(&clock, kvd_now_ns());
+    atomic_flag_clear_explicit(&busy, memory_order_release);
+    return ran;
 }
 
 void kvd_set_log(kvd_log_fn fn, void *ctx)

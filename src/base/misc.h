@@ -8,6 +8,19 @@
 /* Monotonic nanoseconds. */
 uint64_t kvd_now_ns(void);
 
+/* The clock for limits of time: nanoseconds in which the process ran.  While the process is stopped
+ * (SIGSTOP, a paused container) it stands still: of the time between two looks, by whichever
+ * threads, at most KVD_RAN_LOOK_NS counts.  Who waits by it wakes at least every KVD_RAN_WAIT_NS.
+ * Never 0.  Any thread. */
+#define KVD_RAN_LOOK_NS 500000000u
+#define KVD_RAN_WAIT_NS 250000000u
+uint64_t kvd_ran_ns(void);
+/* The clock's rule: what it says of the system's clock `now_ns`, and keeps in c. */
+typedef struct kvd_ran_clock {
+    uint64_t ran_ns, seen_ns; /* zeroed at first */
+} kvd_ran_clock;
+uint64_t kvd_ran_look(kvd_ran_clock *c, uint64_t now_ns);
+
 /* Formats and hands one line to the function of kvd_set_log().  Any thread. */
 void kvd_log(kvd_log_level level, const char *fmt, ...) KVD_PRINTF(2, 3);
 

@@ -112,7 +112,7 @@ void kv_disk_reap(kv_disk *d, uint64_t timeout_ns)
     os_io_done done[REAP_MAX];
     uint32_t   n;
 
-    n = os_io_reap(d->io, done, REAP_MAX, timeout_ns);
+    n = os_io_reap(d->io, done, REAP_MAX, kvd_min_u64(timeout_ns, KVD_RAN_WAIT_NS));
     while (n > 0) {
         /* those of the catalogue first: a read that has failed waits for them (kv_disk_log_wait) */
         for (uint32_t i = 0; i < n; i++)

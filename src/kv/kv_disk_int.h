@@ -366,7 +366,8 @@ static inline kvd_status kv_disk_spent(uint64_t *ns, uint64_t t0, kvd_status st)
     return st;
 }
 
-/* Reaps what is done, waiting up to timeout_ns for the first, and lets everything go on. */
+/* Reaps what is done, waiting up to timeout_ns, and KVD_RAN_WAIT_NS at most, for the first; lets
+ * everything go on.  Limits of time are of kvd_ran_ns(). */
 void kv_disk_pump(kv_disk *d, uint64_t timeout_ns);
 /* Reaps alone. */
 void kv_disk_reap(kv_disk *d, uint64_t timeout_ns);

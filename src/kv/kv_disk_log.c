@@ -29,7 +29,7 @@ bool kv_disk_log_idle(const kv_disk *d)
 static void start(kv_disk *d, log_state state, int fd)
 {
     d->log.state    = state;
-    d->log.deadline = kvd_now_ns() + DISK_COMMIT_TIMEOUTS * d->p.timeout_ns;
+    d->log.deadline = kvd_ran_ns() + DISK_COMMIT_TIMEOUTS * d->p.timeout_ns;
     d->log.synced   = false;
     d->log.turn++;
     kv_disk_sync_log_submit(d, d->log.turn, fd);
@@ -75,7 +75,7 @@ void kv_disk_log_advance(kv_disk *d)
         return;
     }
     if (!l->synced) {
-        if (kvd_now_ns() > l->deadline)
+        if (kvd_ran_ns() > l->deadline)
             sync_failed(d, ETIMEDOUT, "syncs of the catalogue take longer than their time limit");
         return;
     }

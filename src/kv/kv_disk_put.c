@@ -414,10 +414,10 @@ static void fill(const put_source *s, uint64_t off, uint8_t *dst, uint32_t n)
 
 static kvd_status wait_slot(kv_disk *d, disk_slot **out, kvd_err *err)
 {
-    const uint64_t end = kvd_now_ns() + d->p.timeout_ns;
+    const uint64_t end = kvd_ran_ns() + d->p.timeout_ns;
 
     while (!(*out = kv_disk_slot_take(d, true))) {
-        const uint64_t now = kvd_now_ns();
+        const uint64_t t0 = kvd_now_ns(), now = kvd_ran_ns();
 
         if (now >= end) {
             d->stats.n_timeout++;
@@ -426,7 +426,7 @@ static kvd_status wait_slot(kv_disk *d, disk_slot **out, kvd_err *err)
                             "%s: writes take longer than their time limit", d->dir);
         }
         kv_disk_pump(d, end - now);
-        d->stats.put_wait_ns += kvd_now_ns() - now;
+        d->stats.put_wait_ns += kvd_now_ns() - t0;
     }
     return KVD_OK;
 }
@@ -573,7 +573,7 @@ static kvd_status commit(kv_disk *d, kv_disk_put put, kvd_err *err)
         return st;
     }
     p->state    = PUT_WRITING;
-    p->deadline = kvd_now_ns() + DISK_COMMIT_TIMEOUTS * d->p.timeout_ns;
+    p->deadline = kvd_ran_ns() + DISK_COMMIT_TIMEOUTS * d->p.timeout_ns;
     kv_disk_pump(d, 0);
     return KVD_OK;
 }
@@ -753,7 +753,7 @@ void kv_disk_put_advance(kv_disk *d)
         if (p->error) {
             put_failed(d, p, p->error, p->state == PUT_SYNCING ? "sync" : "write");
         } else if (p->n_flight > 0) {
-            if (kvd_now_ns() > p->deadline)
+            if (kvd_ran_ns() > p->deadline)
                 put_failed(d, p, ETIMEDOUT, "write");
         } else if (p->state == PUT_WRITING) {
             kv_disk_at(d, "written");

@@ -120,7 +120,7 @@ static void ticket_begin(kv_disk *d, disk_ticket *t, bool urgent, bool raw)
     t->urgent   = urgent;
     t->raw      = raw;
     t->seq      = d->seq++;
-    t->deadline = kvd_now_ns() + d->p.timeout_ns;
+    t->deadline = kvd_ran_ns() + d->p.timeout_ns;
     t->n_piece = t->next = t->n_flight = 0;
     t->status                          = KVD_OK;
 }
@@ -177,7 +177,7 @@ static void ticket_late(kv_disk *d, disk_ticket *t)
 static kvd_status ticket_result(kv_disk *d, disk_ticket *t, kvd_err *err)
 {
     if (!ticket_over(t)) {
-        if (kvd_now_ns() < t->deadline)
+        if (kvd_ran_ns() < t->deadline)
             return KVD_E_BUSY;
         ticket_late(d, t);
     }
@@ -193,7 +193,7 @@ static kvd_status ticket_wait(kv_disk *d, disk_ticket *t, kvd_err *err)
 
     kv_disk_pump(d, 0);
     while ((st = ticket_result(d, t, err)) == KVD_E_BUSY) {
-        const uint64_t now = kvd_now_ns();
+        const uint64_t now = kvd_ran_ns();
 
         kv_disk_pump(d, t->deadline > now ? t->deadline - now : 0);
     }

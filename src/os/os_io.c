@@ -170,18 +170,17 @@ uint32_t os_io_reap(os_io *io, os_io_done *done, uint32_t max, uint64_t timeout_
 
 bool os_io_close(os_io *io)
 {
-    const uint64_t end = kvd_now_ns() + CLOSE_WAIT_NS;
+    const uint64_t end = kvd_ran_ns() + CLOSE_WAIT_NS;
     bool           idle;
 
     if (!io)
         return true;
     if (io->backend)
         io->backend->closing = true;
-    while (io->backend && io->n_flight > 0 && kvd_now_ns() < end) {
+    while (io->backend && io->n_flight > 0 && kvd_ran_ns() < end) {
         os_io_done done[REAP_BATCH];
 
-        if (os_io_reap(io, done, REAP_BATCH, CLOSE_WAIT_NS) == 0)
-            break;
+        (void)os_io_reap(io, done, REAP_BATCH, KVD_RAN_WAIT_NS);
     }
     idle = io->n_flight == 0;
     if (io->backend)

@@ -338,6 +338,31 @@ static void keep_line(void *ctx, kvd_log_level level, const char *msg)
     snprintf(ctx, 64, "%d %.50s", (int)level, msg);
 }
 
+/* Of a gap in which nobody looked, as while the process is stopped, half a second counts. */
+static void test_clock_of_limits(void **state)
+{
+    static const struct {
+        uint64_t now, ran;
+    } looks[] = {
+        { 77000000000u, 1 },           /* the first look */
+        { 77000000000u, 1 },           /* no time has passed */
+        { 77250000000u, 250000001 },   /* counts whole */
+        { 77750000000u, 750000001 },   /* the most that counts */
+        { 677750000000u, 1250000001 }, /* ten minutes */
+        { 677749999999u, 1250000001 }, /* of a thread that was held up before it looked */
+        { 677750000007u, 1250000008 }, { UINT64_MAX, 1750000008 },
+    };
+    kvd_ran_clock c = { 0 };
+    uint64_t      t = kvd_ran_ns();
+
+    (void)state;
+    for (size_t i = 0; i < KVD_COUNTOF(looks); i++)
+        assert_int_equal(kvd_ran_look(&c, looks[i].now), looks[i].ran);
+    for (const uint64_t end = kvd_now_ns() + 5000000; kvd_now_ns() < end;)
+        assert_true(kvd_ran_ns() >= t);
+    assert_true(t > 0 && kvd_ran_ns() - t >= 4000000);
+}
+
 static void test_log_and_clock(void **state)
 {
     const uint64_t t0       = kvd_now_ns();
@@ -508,6 +533,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_rng_known_values),
         cmocka_unit_test(test_rng_ranges),
         cmocka_unit_test(test_select_least),
+        cmocka_unit_test(test_clock_of_limits),
         cmocka_unit_test(test_log_and_clock),
         cmocka_unit_test(test_json_depth),
         cmocka_unit_test(test_alloc_accounts),

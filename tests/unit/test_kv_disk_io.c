@@ -3,11 +3,14 @@
  * merging, pauses, syncs of the catalogue, no allocations while decoding; and the store as its
  * keeper sees it. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -149,6 +152,56 @@ static void late_answers_are_dropped(void **state)
     assert_int_equal(kv_disk_read_now(d, &q, 1, NULL), KVD_OK); /* reaps the late ones, too */
     for (uint32_t i = 0; i < sizeof(buf_[0]); i++)
         assert_int_equal(buf_[0][i], 0xaa);
+    kv_disk_match_close(d, &m);
+    kv_disk_close(d);
+}
+
+/* Another process stops this one for so long. */
+static void be_stopped(uint32_t ms)
+{
+    const struct timespec t = { ms / 1000, (long)(ms % 1000) * 1000000 };
+    int                   status;
+    const pid_t           pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        kill(getppid(), SIGSTOP);
+        nanosleep(&t, NULL);
+        kill(getppid(), SIGCONT);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
+/* Time in which the process was stopped is not the disk's. */
+static void a_stop_is_not_late(void **state)
+{
+    os_io_sim      sim = { .seed = 1 };
+    kv_disk_params p   = dm_params(dir_);
+    kv_disk_match  m;
+
+    (void)state;
+    p.io.kind            = OS_IO_SIM;
+    p.io.sim             = &sim;
+    p.timeout_ns         = 1500000000;
+    kv_disk           *d = open_filled(&p, &m);
+    const kv_disk_read r = { m.span[0].unit, KV_DISK_RECORDS, 0, 0, DM_SEGMENT_REC, buf_[0] };
+    const dm_unit      u = { KV_DISK_BLOCK, 17, 0, 0, NULL };
+    kv_disk_ticket     t;
+    kvd_err            err = { 0 };
+
+    sim.delay = 65536; /* polls get nothing, waits do */
+    assert_int_equal(dm_put(d, token_, &u, &rng_, &err), KVD_OK);
+    assert_int_equal(kv_disk_read_start(d, &r, 1, false, &t, &err), KVD_OK);
+    be_stopped(1700);
+    assert_int_equal(kv_disk_read_poll(d, t, &err), KVD_E_BUSY);
+    assert_int_equal(kv_disk_read_wait(d, t, &err), KVD_OK);
+    sim.delay = 0;
+    assert_int_equal(kv_disk_flush(d, &err), KVD_OK);
+    assert_int_equal(stats_of(d).n_timeout, 0);
+    assert_int_equal(stats_of(d).pause, KV_DISK_RUNNING);
+    kv_disk_check(d);
     kv_disk_match_close(d, &m);
     kv_disk_close(d);
 }
@@ -463,6 +516,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(no_answer_is_an_error, setup, teardown),
         cmocka_unit_test_setup_teardown(late_answers_are_dropped, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_stop_is_not_late, setup, teardown),
         cmocka_unit_test_setup_teardown(reads_are_merged, setup, teardown),
         cmocka_unit_test_setup_teardown(a_bad_disk_pauses_stores, setup, teardown),
         cmocka_unit_test_setup_teardown(a_log_stays_until_it_is_synced, setup, teardown),
