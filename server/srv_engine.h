@@ -261,7 +261,7 @@ struct srv_engine {
     srv_view view;
     srv_map *map;
 
-    _Atomic uint64_t step_ns;  /* when the step under way began; 0: none is */
+    _Atomic uint64_t step_ns;  /* by kvd_ran_ns(): when the step under way began; 0: none is */
     atomic_bool      failed;   /* the device has; jobs have been told */
     atomic_bool      finished; /* the thread has nothing more to do */
 };

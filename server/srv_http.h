@@ -1,27 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srv_http.h - private to server/: connections, calls and replies.
  *
- * A *call* is one exchange on a connection: a request and its reply.  The net thread owns all of
- * it, except that a worker has it between srv_work_give() and the moment it comes back.
+ * A *connection* is a socket (srv_conn.c), a *call* is one exchange on it: a request and its reply
+ * (srv_http.c).  The net thread owns both, except that a worker has a call between srv_work_give()
+ * and the moment it comes back.
  *
- *   READ --whole--> WORK --parsed--> (reply is known) --> REPLY
- *                              '---> WAIT (job, not streamed) --ended--> REPLY
- *                              '---> STREAM --END, ERROR, reader gone--> gone
+ *   connection:  HEAD --whole--> BODY --whole--> CALL --reply out--> HEAD, LINGER or closed
+ *                   '--refused, or no body------^
+ *   call:        READ --whole--> WORK --parsed--> (reply is known) --> REPLY
+ *                                    '---> WAIT (job, not streamed) --ended--> REPLY
+ *                                    '---> STREAM --END, ERROR, reader gone--> gone
  *
- * In WORK, WAIT and while a stream has nothing to say the connection is suspended: the HTTP library
- * does not look at it.  Nor does it see an end that comes together with what was sent before.  So
- * the net thread watches every socket for the peer's end. */
+ * In CALL nothing is read: what a client sends early stays in the socket.  In WORK, WAIT and while
+ * a stream has nothing to say the call is suspended: its connection does nothing until
+ * srv_http_resume(), or until the peer has closed its side. */
 #ifndef KVD_SRV_HTTP_H
 #define KVD_SRV_HTTP_H
 
-#include <microhttpd.h>
-#include <stdarg.h>
-
 #include "server.h"
 #include "srv_engine.h"
+#include "srv_head.h"
 
 typedef struct srv      srv;
 typedef struct srv_call srv_call;
+typedef struct srv_conn srv_conn;
 
 typedef struct srv_reply {
     int         status;    /* 0: not known yet */
@@ -47,40 +49,53 @@ extern const uint32_t  srv_n_route;
 /* What to say of a path that is no route here but is one of other servers'; NULL: nothing. */
 const char *srv_route_elsewhere(const char *path);
 
-typedef struct srv_conn { /* one TCP connection */
-    struct srv_conn       *prev, *next;
-    int                    fd;
-    struct MHD_Connection *c;
-    srv_call              *call;     /* NULL: none */
-    bool                   ended;    /* the peer has closed, or will send no more */
-    bool                   drained;  /* what it had sent before has been read, if that was little */
-    bool                   in_call;  /* its request has come whole, the reply is not out */
-    bool                   reading;  /* of a request some has come */
-    bool                   messages; /* its errors are in Anthropic's shape */
-    bool                   refused;  /* for its headers; nothing more goes out */
-    uint64_t               since_ns;
-} srv_conn;
+typedef enum srv_conn_state {
+    SRV_CONN_HEAD, /* between requests, or in a head */
+    SRV_CONN_BODY,
+    SRV_CONN_CALL,  /* the request is whole, or refused; its reply is not out */
+    SRV_CONN_LINGER /* the last reply is out; what the client still sends is dropped */
+} srv_conn_state;
+
+struct srv_conn { /* one TCP connection */
+    srv_conn      *prev, *next;
+    srv_conn      *next_ready; /* in the list of those that may go on */
+    int            fd;
+    srv_conn_state state;
+    srv_call      *call;               /* NULL in HEAD and LINGER */
+    bool           is_ready;           /* in that list */
+    bool           readable, writable; /* until the socket says EAGAIN */
+    bool           ended;              /* the peer has closed, or will send no more */
+    bool           expired;            /* a limit of time has passed: it is closed next */
+    kvd_buf        in, out;            /* read and not taken; to be sent.  No memory while idle */
+    size_t         in_at, out_at, body_at;
+    size_t         scanned;  /* HEAD: bytes behind in_at that were looked at */
+    bool           has_crlf; /* HEAD: an empty line came before it */
+    srv_chunks     chunks;
+    uint64_t       left; /* BODY: bytes to come, where they are not in chunks */
+    uint64_t since_ns;   /* HEAD: of its first byte, else of the last reply; LINGER: its start */
+};
 
 struct srv_call {
-    srv                   *s;
-    struct MHD_Connection *c;
-    srv_conn              *conn;
-    const srv_route       *route;
-    const char            *at;               /* a route of the path, for the log; NULL: none */
-    const char            *name;             /* behind the route's path, else ""; the library's */
-    char                   nowhere[100];     /* a path that is no route, for the log */
-    srv_call              *prev, *next;      /* all that live */
-    srv_call              *next_work;        /* for a worker, or back from one */
-    uint64_t               born_ns, said_ns; /* said: a stream has given bytes */
-    uint64_t               woken_ns;         /* it was suspended until then */
-    kvd_buf                body;
-    uint64_t               n_body; /* of it, as counted in the server's */
-    srv_reply              reply;
-    srv_job               *job;
-    kvd_buf                out; /* of a stream: made, not taken yet */
-    size_t                 out_at;
-    bool                   suspended, at_work, worked, streams, ending, gone, waited, keepalive;
-    const char            *broken; /* the engine has stopped: what to tell */
+    srv             *s;
+    srv_conn        *conn;
+    srv_head         head;
+    const srv_route *route;
+    const char      *at;           /* a route of the path, for the log; NULL: none */
+    const char      *name;         /* behind the route's path, else ""; the head's */
+    char             nowhere[100]; /* a path that is no route, for the log */
+    srv_call        *prev, *next;  /* all that live */
+    srv_call        *next_work;    /* for a worker, or back from one */
+    uint64_t         born_ns;      /* on the system's clock */
+    uint64_t         said_ns; /* output was made, or the socket took some; on the server's clock */
+    kvd_buf          body;
+    uint64_t         n_body; /* of it, as counted in the server's */
+    srv_reply        reply;
+    srv_job         *job;
+    kvd_buf          out; /* of a stream: events' text, before it is framed */
+    bool             suspended, at_work, worked, streams, ending, gone, waited, keepalive;
+    bool             told;   /* the reply's head was made */
+    bool             whole;  /* the reply was made to its end */
+    const char      *broken; /* the engine has stopped: what to tell */
 };
 
 /* ---- replies (srv_reply.c) ---------------------------------------------------------- */
@@ -99,6 +114,7 @@ void srv_put_text(kvd_buf *b, const char *s);
 
 #define SRV_WORKERS  2u
 #define SRV_LOG_ONCE 64u
+#define SRV_LISTEN   2u /* addresses: localhost is one of IPv4 and one of IPv6 */
 
 struct srv {
     server_params     p;
@@ -110,19 +126,24 @@ struct srv {
     char              name[128];
     int64_t           started; /* seconds since 1970 */
 
-    struct MHD_Daemon *http;
-    int                listen_fd, epoll_fd, event_fd;
-    int                other_fd; /* listens, too, where the host has two addresses; else -1 */
-    bool               knocks;   /* somebody waits there */
-    uint16_t           port;
-    bool               loopback;
-    srv_conn          *conns;
-    srv_call          *calls;
-    uint32_t           n_call;
-    uint64_t           n_body; /* bytes of large bodies that are in memory */
-    srv_slot_view     *slots;  /* [n_seq + n_parked] net thread's copy */
-    srv_map           *map;    /* likewise */
+    int            epoll_fd, event_fd;
+    int            listen_fd[SRV_LISTEN]; /* -1: none */
+    bool           knocks;                /* somebody waits there */
+    uint16_t       port;
+    bool           loopback;
+    srv_conn      *conns;
+    srv_conn      *ready, *ready_last; /* connections that may go on */
+    uint32_t       n_conn;
+    srv_call      *calls;
+    uint32_t       n_call;
+    uint64_t       n_body;   /* bytes of large bodies that are in memory */
+    srv_slot_view *slots;    /* [n_seq + n_parked] net thread's copy */
+    srv_map       *map;      /* likewise */
+    char           date[32]; /* of date_s, for replies */
+    int64_t        date_s;
 
+    /* These are of kvd_ran_ns(): limits of time count while the process runs. */
+    uint64_t now_ns;           /* of this turn of the loop */
     uint64_t tick_ns, stop_ns; /* stop: when it was told to; 0: not */
     uint64_t sick_ns;          /* when the engine was found broken; 0: it is well */
     bool     stalled, hurried, closing;
@@ -147,27 +168,42 @@ void srv_log_unknown(srv *s, const char *name);
 /* Any thread: what of a grammar was relaxed, once for each such text. */
 void srv_log_notes(srv *s, const char *notes);
 
+/* ---- srv_conn.c -------------------------------------------------------------------- */
+
+void srv_conn_accept(srv *s);                              /* who waits, while there is room */
+void srv_conn_event(srv *s, srv_conn *c, uint32_t events); /* what epoll says */
+void srv_conn_ready(srv *s, srv_conn *c);                  /* it may go on */
+void srv_conn_run(srv *s); /* those that may; alone closes connections */
+void srv_conn_stop_listening(srv *s);
+void srv_conn_close_all(srv *s); /* the workers have ended */
+
 /* ---- srv_http.c -------------------------------------------------------------------- */
 
-kvd_status srv_http_open(srv *s, kvd_err *err);
-void       srv_http_stop_listening(srv *s);
-void       srv_http_accept(srv *s); /* who waits at other_fd, while there is room */
-void       srv_http_close(srv *s);  /* the workers have ended */
-void       srv_http_resume(srv_call *c);
-void       srv_http_body_read(srv_call *c);     /* it takes no memory any more */
-void       srv_http_ended(srv_conn *c);         /* its peer will send no more */
-void       srv_http_tick(srv *s, uint64_t now); /* limits of time */
+/* A head has come: opens the connection's call.  The head belongs to it, or is freed.  NULL: there
+ * is no memory, or the server closes. */
+srv_call *srv_http_begin(srv *s, srv_conn *c, srv_head *h);
+/* Part of the body; false: the reply is known, and no more of the body is to be read. */
+bool srv_http_body(srv_call *c, const char *data, size_t len);
+void srv_http_run(srv_call *c); /* the request is whole */
+/* Makes more of the reply, into the connection's `out` and `reply.body`.  false: the connection is
+ * to be closed.  Where nothing was made the reply is whole, or the call is suspended. */
+bool srv_http_more(srv_call *c);
+void srv_http_end(srv_call *c); /* not while it is at work */
+void srv_http_resume(srv_call *c);
+void srv_http_body_read(srv_call *c); /* it takes no memory any more */
+void srv_http_ended(srv_conn *c);     /* its peer will send no more */
+void srv_http_tick(srv *s);           /* limits of time */
 
-/* ---- srv_refuse.c ------------------------------------------------------------------ */
+/* ---- srv_reply_head.c -------------------------------------------------------------- */
 
-/* The library's log: what it refuses by itself is answered here, once. */
-void srv_refuse_logged(void *cls, const char *fmt, va_list ap);
+/* Writes the reply's head to the connection's `out`.  len UINT64_MAX: a stream. */
+void srv_reply_head(srv_call *c, const char *type, uint64_t len);
 
 /* ---- srv_listen.c ------------------------------------------------------------------ */
 
 kvd_status srv_listen(srv *s, kvd_err *err);
-/* NULL: the call may go on; else what is wrong with it was put into its reply. */
-bool srv_guard(srv_call *c, const char *method, const char *path);
+/* Whether the call may go on; else what is wrong with it was put into its reply. */
+bool srv_guard(srv_call *c);
 
 /* ---- srv_work.c ------------------------------------------------------------------------ */
 

@@ -96,17 +96,17 @@ static kvd_status listen_on_localhost(srv *s, kvd_err *err)
 
     s->loopback = true;
     for (uint32_t i = 0;; i++) {
-        st = listen_at("127.0.0.1", s->p.port, &s->listen_fd, err);
+        st = listen_at("127.0.0.1", s->p.port, &s->listen_fd[0], err);
         if (is_missing(st, err))
-            return listen_at("::1", s->p.port, &s->listen_fd, err);
+            return listen_at("::1", s->p.port, &s->listen_fd[0], err);
         KVD_TRY(st);
-        st = listen_at("::1", port_of(s->listen_fd), &s->other_fd, err);
+        st = listen_at("::1", port_of(s->listen_fd[0]), &s->listen_fd[1], err);
         if (st == KVD_OK || is_missing(st, err))
             return KVD_OK;
         if (s->p.port || i == TRIES || err->sys != EADDRINUSE)
             return st;
-        close(s->listen_fd);
-        s->listen_fd = -1;
+        close(s->listen_fd[0]);
+        s->listen_fd[0] = -1;
     }
 }
 
@@ -123,7 +123,7 @@ static kvd_status listen_on_host(srv *s, kvd_err *err)
                       "say --without-key",
                       s->p.host);
     else
-        st = listen_on(s->p.host, found, &s->listen_fd, err);
+        st = listen_on(s->p.host, found, &s->listen_fd[0], err);
     freeaddrinfo(found);
     return st;
 }
@@ -151,7 +151,7 @@ kvd_status srv_listen(srv *s, kvd_err *err)
         return kvd_fail(err, st, err->sys, "--host %s, --port %u%s", s->p.host, s->p.port,
                         way_on(err->sys));
     KVD_TRY(st);
-    s->port = port_of(s->listen_fd);
+    s->port = port_of(s->listen_fd[0]);
     return KVD_OK;
 }
 
@@ -160,7 +160,7 @@ kvd_status srv_listen(srv *s, kvd_err *err)
 
 static const char *header(const srv_call *c, const char *name)
 {
-    return MHD_lookup_connection_value(c->c, MHD_HEADER_KIND, name);
+    return srv_head_get(&c->head, name);
 }
 
 static bool has_key(const srv_call *c)
@@ -234,7 +234,7 @@ static bool has_secret(const srv_call *c, const char *path)
     return (bearer && *bearer && strstr(path, bearer)) || (plain && *plain && strstr(path, plain));
 }
 
-/* The log has the path, but no query, which the library has cut off unless its mark was escaped. */
+/* The log has the path, but no query: that was cut off, unless its mark was escaped. */
 static void no_route(srv_call *c, const char *path)
 {
     const char *say = srv_route_elsewhere(path);
@@ -310,71 +310,36 @@ static void preflight(srv_call *c)
     }
 }
 
-typedef struct heads {
-    uint32_t n_host, n_length, n_coding;
-    bool     odd; /* one has a name that is none */
-} heads;
-
-/* Of letters, digits and what else names may have.  Where a line goes on in the next one, the
- * library adds that to the name, and so loses what says where the body ends. */
-static bool is_name(const char *s)
-{
-    static const char known[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                "!#$%&'*+-.^_`|~";
-
-    return s[strspn(s, known)] == 0 && (strncasecmp(s, "Content-Length", 14) != 0 || !s[14]) &&
-           (strncasecmp(s, "Transfer-Encoding", 17) != 0 || !s[17]);
-}
-
-static enum MHD_Result count_head(void *cls, enum MHD_ValueKind kind, const char *key,
-                                  const char *value)
-{
-    heads *h = cls;
-
-    (void)kind;
-    (void)value;
-    h->n_host += strcasecmp(key, "Host") == 0;
-    h->n_length += strcasecmp(key, "Content-Length") == 0;
-    h->n_coding += strcasecmp(key, "Transfer-Encoding") == 0;
-    h->odd = h->odd || !is_name(key);
-    return MHD_YES;
-}
-
-/* What a proxy may read otherwise than the library does, which takes the first of several, and
- * reads to the end where the body's coding is another than the one that it knows.  false: it is
- * refused. */
+/* What a proxy in front may read otherwise was refused when the head was read.  Where the next
+ * request begins nobody can say then. */
 static bool is_plain(srv_call *c)
 {
-    const char *coding = header(c, "Transfer-Encoding");
-    heads       h      = { 0 };
-
-    MHD_get_connection_values(c->c, MHD_HEADER_KIND, count_head, &h);
-    if (h.odd)
-        srv_reply_error(&c->reply, 400, NULL, NULL,
-                        "a header has a name that is none, or goes on in another line");
-    else if (h.n_host > 1 || h.n_length + h.n_coding > 1)
-        srv_reply_error(&c->reply, 400, NULL, NULL, "Host, or the body's length, is given twice");
-    else if (coding && strcasecmp(coding, "chunked") != 0)
-        srv_reply_error(&c->reply, 501, NULL, NULL,
-                        "Transfer-Encoding: chunked is the only one there is here");
-    c->reply.last = c->reply.status != 0; /* where the next one begins, nobody can say */
-    return !c->reply.last;
+    if (!c->head.status)
+        return true;
+    srv_reply_error(&c->reply, c->head.status, NULL, NULL, "%s", c->head.why);
+    c->reply.last = true;
+    return false;
 }
 
 /* The length that the request announces is checked before any of it is read. */
 static void check_length(srv_call *c)
 {
-    const char *text = header(c, "Content-Length");
-    char       *end;
+    const uint64_t most = c->s->p.body_bytes;
 
-    if (text && strtoull(text, &end, 10) > (unsigned long long)c->s->p.body_bytes)
+    if (c->head.length == UINT64_MAX)
         srv_reply_error(&c->reply, 413, NULL, NULL,
-                        "a body of %s bytes: at most %llu (--body-limit)", text,
-                        (unsigned long long)c->s->p.body_bytes);
+                        "a body of so many bytes: at most %llu (--body-limit)",
+                        (unsigned long long)most);
+    else if (c->head.length > most)
+        srv_reply_error(&c->reply, 413, NULL, NULL,
+                        "a body of %llu bytes: at most %llu (--body-limit)",
+                        (unsigned long long)c->head.length, (unsigned long long)most);
 }
 
-bool srv_guard(srv_call *c, const char *method, const char *path)
+bool srv_guard(srv_call *c)
 {
+    const char *method = c->head.method, *path = c->head.path;
+
     find_route(c, method, path);
     if (!is_plain(c))
         return false;

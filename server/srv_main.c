@@ -169,19 +169,18 @@ static void take_events(srv *s, int timeout_ms)
 
         if (ev[i].data.ptr == s)
             (void)!read(s->event_fd, &count, sizeof(count));
-        else if (ev[i].data.ptr == &s->other_fd)
+        else if (ev[i].data.ptr == &s->knocks)
             s->knocks = true;
-        else if (ev[i].data.ptr != &s->http)
-            srv_http_ended(ev[i].data.ptr);
+        else
+            srv_conn_event(s, ev[i].data.ptr, ev[i].events);
     }
 }
 
-static int timeout_of(srv *s)
+static int timeout_of(const srv *s)
 {
-    const int              tick = s->n_call || s->stop_ns || s->sick_ns ? TICK_MS : TICK_IDLE;
-    MHD_UNSIGNED_LONG_LONG ms;
-
-    return MHD_get_timeout(s->http, &ms) == MHD_YES && ms < (unsigned)tick ? (int)ms : tick;
+    if (s->ready)
+        return 0;
+    return s->n_call || s->stop_ns || s->sick_ns ? TICK_MS : TICK_IDLE;
 }
 
 /* ---- ends
@@ -197,8 +196,9 @@ static void break_calls(srv *s, const char *why)
     }
 }
 
-static void look_at_engine(srv *s, uint64_t now)
+static void look_at_engine(srv *s)
 {
+    const uint64_t now  = s->now_ns;
     const uint64_t step = atomic_load_explicit(&s->engine->step_ns, memory_order_relaxed);
 
     if (s->sick_ns)
@@ -215,24 +215,25 @@ static void look_at_engine(srv *s, uint64_t now)
     }
 }
 
-static void begin_stop(srv *s, uint64_t now)
+static void begin_stop(srv *s)
 {
-    s->stop_ns = now;
+    s->stop_ns = s->now_ns;
     kvd_log(KVD_LOG_INFO, "stopping: %u requests have %g s (--grace)", s->n_call, s->p.grace_s);
-    srv_http_stop_listening(s);
+    srv_conn_stop_listening(s);
     srv_engine_stop(s->engine, SRV_STOP_SOON);
 }
 
 /* Whether there is nothing more to do. */
-static bool is_over(srv *s, uint64_t now)
+static bool is_over(srv *s)
 {
+    const uint64_t now   = s->now_ns;
     const uint64_t grace = (uint64_t)(s->p.grace_s * 1e9);
     const bool     done  = atomic_load_explicit(&s->engine->finished, memory_order_acquire);
 
     if (s->sick_ns)
         return now - s->sick_ns > LINGER_NS;
     if (!s->stop_ns && n_signal > 0)
-        begin_stop(s, now);
+        begin_stop(s);
     if (!s->stop_ns)
         return false;
     if (done && s->n_call == 0)
@@ -246,21 +247,19 @@ static bool is_over(srv *s, uint64_t now)
 
 static void loop(srv *s)
 {
-    uint64_t now;
-
     do {
         take_events(s, timeout_of(s));
-        srv_http_accept(s);
+        s->now_ns = kvd_ran_ns();
+        srv_conn_accept(s);
         take_done(s);
         take_told(s);
-        now = kvd_now_ns();
-        look_at_engine(s, now);
-        if (now - s->tick_ns > TICK_MS * 1000000ull) {
-            s->tick_ns = now;
-            srv_http_tick(s, now);
+        look_at_engine(s);
+        if (s->now_ns - s->tick_ns > TICK_MS * 1000000ull) {
+            s->tick_ns = s->now_ns;
+            srv_http_tick(s);
         }
-        MHD_run(s->http);
-    } while (!is_over(s, now));
+        srv_conn_run(s);
+    } while (!is_over(s));
 }
 
 /* ---- open and close
@@ -303,7 +302,6 @@ static kvd_status open_engine(srv *s, kvd_session *session, kvd_err *err)
 static kvd_status open_net(srv *s, kvd_err *err)
 {
     const uint32_t all = s->plan.n_seq + s->plan.n_parked;
-    int            http_fd;
 
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -313,11 +311,10 @@ static kvd_status open_net(srv *s, kvd_err *err)
         return kvd_fail(err, KVD_E_NOMEM, 0, "server: no memory");
     KVD_TRY(watch(s, s->event_fd, s, EPOLLIN, err));
     KVD_TRY(srv_listen(s, err));
-    KVD_TRY(srv_http_open(s, err));
-    if (s->other_fd >= 0)
-        KVD_TRY(watch(s, s->other_fd, &s->other_fd, EPOLLIN | EPOLLET, err));
-    http_fd = MHD_get_daemon_info(s->http, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd;
-    return watch(s, http_fd, &s->http, EPOLLIN, err);
+    for (uint32_t i = 0; i < SRV_LISTEN; i++)
+        if (s->listen_fd[i] >= 0)
+            KVD_TRY(watch(s, s->listen_fd[i], &s->knocks, EPOLLIN | EPOLLET, err));
+    return KVD_OK;
 }
 
 static void close_all(srv *s)
@@ -325,13 +322,14 @@ static void close_all(srv *s)
     if (s->engine)
         srv_engine_stop(s->engine, SRV_STOP_NOW);
     srv_work_close(s);
-    srv_http_close(s);
+    srv_conn_close_all(s);
     srv_engine_close(s->engine);
     take_told(s);
-    for (int *fd = (int[]){ s->listen_fd, s->other_fd, s->event_fd, s->epoll_fd }, i = 0; i < 4;
-         i++)
-        if (fd[i] >= 0)
-            close(fd[i]);
+    srv_conn_stop_listening(s);
+    if (s->event_fd >= 0)
+        close(s->event_fd);
+    if (s->epoll_fd >= 0)
+        close(s->epoll_fd);
     kvd_free(s->slots);
     srv_map_free(s->map);
     pthread_mutex_destroy(&s->lock);
@@ -384,8 +382,7 @@ kvd_status server_run(kvd_model *m, kvd_session *session, const kvd_plan *plan,
                      .plan      = *plan,
                      .info      = { .struct_size = sizeof(s.info) },
                      .started   = (int64_t)time(NULL),
-                     .listen_fd = -1,
-                     .other_fd  = -1,
+                     .listen_fd = { -1, -1 },
                      .epoll_fd  = -1,
                      .event_fd  = -1 };
     kvd_status st;

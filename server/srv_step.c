@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define PROGRESS_NS 200000000ull /* between two notes of how far a prompt is */
+#define STOPPED_NS  100000000ull /* of a step in which the process did not run: it says nothing */
 
 void srv_tell(srv_engine *e, srv_job *j, srv_event *ev)
 {
@@ -301,6 +302,15 @@ static void fail(srv_engine *e, kvd_status st, const kvd_err *err)
     srv_step_fail_all(e, 500, err->msg);
 }
 
+/* What a step took tells the pace, unless the process was stopped meanwhile. */
+static void learn(srv_engine *e, uint32_t n_answer, uint32_t n_piece, uint64_t t0, uint64_t ran0)
+{
+    const uint64_t took = kvd_now_ns() - t0;
+
+    if (took < kvd_ran_ns() - ran0 + STOPPED_NS)
+        srv_pace_learn(&e->pace, n_answer, n_piece, (double)took);
+}
+
 /* For the map. */
 static void note_ended(srv_engine *e, uint32_t n_answer, uint32_t n_prompt, uint64_t ns)
 {
@@ -325,7 +335,7 @@ static bool part_goes_on(void *ctx, uint64_t done, uint64_t total)
     bool        was;
 
     (void)total;
-    atomic_store_explicit(&e->step_ns, kvd_now_ns(), memory_order_relaxed); /* it is alive */
+    atomic_store_explicit(&e->step_ns, kvd_ran_ns(), memory_order_relaxed); /* it is alive */
     pthread_mutex_lock(&e->lock);
     stop = e->stop;
     pthread_mutex_unlock(&e->lock);
@@ -361,14 +371,14 @@ static void run_part(srv_engine *e, srv_slot *s)
     const uint32_t most = srv_pace_part(&e->pace, 2 * e->p.n_batch);
     part           p    = { .e = e, .s = s, .n = left < most ? left : most };
     kvd_err        err  = { 0 };
-    const uint64_t t0   = kvd_now_ns();
+    const uint64_t t0 = kvd_now_ns(), ran0 = kvd_ran_ns();
     kvd_status     st;
 
     st = kvd_prefill(e->p.session, (uint32_t)(s - e->slot), s->gen->token + s->n, p.n, part_goes_on,
                      &p, &err);
     atomic_store_explicit(&e->step_ns, 0, memory_order_relaxed);
     if (st == KVD_OK) {
-        srv_pace_learn(&e->pace, 0, p.n, (double)(kvd_now_ns() - t0));
+        learn(e, 0, p.n, t0, ran0);
         note_ended(e, 0, p.n, kvd_now_ns() - t0);
         s->n += p.n;
         st = srv_sched_begin(e, s, true, &err);
@@ -385,7 +395,7 @@ bool srv_step_run(srv_engine *e)
     kvd_batch  b   = KVD_BATCH_INIT;
     kvd_err    err = { 0 };
     srv_slot  *only;
-    uint64_t   t0;
+    uint64_t   t0, ran0;
     kvd_status st;
 
     e->loads = srv_sched_load(e);
@@ -406,14 +416,15 @@ bool srv_step_run(srv_engine *e)
     b.want_logits = e->row_want;
     b.n_best      = n_best(e);
     t0            = kvd_now_ns();
-    atomic_store_explicit(&e->step_ns, t0, memory_order_relaxed);
+    ran0          = kvd_ran_ns();
+    atomic_store_explicit(&e->step_ns, ran0, memory_order_relaxed);
     st = kvd_eval(e->p.session, &b, &err);
     atomic_store_explicit(&e->step_ns, 0, memory_order_relaxed);
     if (st != KVD_OK) {
         fail(e, st, &err);
         return true;
     }
-    srv_pace_learn(&e->pace, e->n_answer, e->n_piece, (double)(kvd_now_ns() - t0));
+    learn(e, e->n_answer, e->n_piece, t0, ran0);
     e->counts.n_step++;
     e->counts.n_mixed += e->n_answer && e->n_piece;
     settle_all(e);

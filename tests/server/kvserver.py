@@ -195,7 +195,7 @@ class Server:
                   headers={"Content-Type": "application/json"})
         r = c.getresponse()
         assert r.status == 200, r.read()
-        assert r.headers["Content-Type"] == "text/event-stream"
+        assert r.headers["Content-Type"] == "text/event-stream; charset=utf-8"
         for line in r:
             line = line.decode().rstrip("\n")
             if line.startswith("data: "):

@@ -104,9 +104,10 @@ def test_methods_that_are_taken():
 def test_model_by_name():
     with Server("--alias", "tiny") as s:
         assert s.get("/v1/models/tiny") == s.get("/v1/models")["data"][0]
-        for name in ("", "tin", "tiny2", "tiny/x", "Tiny", "%00", "%74iny%20", "a%22b", "%ff"):
+        for name in ("", "tin", "tiny2", "tiny/x", "Tiny", "%01", "%74iny%20", "a%22b", "%ff"):
             e = s.get(f"/v1/models/{name}", want=404)["error"]
             assert e["code"] == "model_not_found" and e["param"] == "model", (name, e)
+        assert "%00" in s.get("/v1/models/tiny%00", want=400)["error"]["message"]
         assert 'no model "a"b"' in s.get("/v1/models/a%22b", want=404)["error"]["message"]
     with Server("--alias", "org/a b") as s:  # as it is, and as clients write it
         for name in ("org/a%20b", "org%2Fa%20b"):

@@ -198,7 +198,8 @@ def test_headers_of_two_meanings():
                       b"GET /v1/models HTTP/1.1\r\n" + host + b"\r\n")
             got = all_of(c)
             assert got.startswith(b"HTTP/1.1 400 ") and got.count(b"HTTP/1.1 ") == 1, (odd, got)
-            assert b"Connection: close" in got and b"name" in got, (odd, got)
+            told = b"control character" if odd == b"X\x01: z" else b"name"
+            assert b"Connection: close" in got and told in got, (odd, got)
     with Server(env={"KVDRIVE_API_KEY": "sk-x"}) as s:  # whatever the route, and whoever asks
         for path in (b"/health", b"/v1/models"):
             got = all_of(s.raw(b"GET " + path + b" HTTP/1.1\r\n" + host + host + b"\r\n"))
@@ -220,7 +221,7 @@ def all_of(c):
 
 
 def test_malformed_heads_get_one_answer():
-    """What the HTTP library refuses by itself has one head, and an error like others; connections
+    """What is refused before it has a route has one head, and an error like others; connections
     beside it that are in the middle of theirs go on."""
     fine = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with Server() as s:
@@ -232,8 +233,8 @@ def test_malformed_heads_get_one_answer():
                        (b" abc", 400, "Content-Length"), (b" -1", 400, "Content-Length"),
                        (b" 0x10", 400, "Content-Length"), (b" 1 2", 400, "Content-Length"),
                        (b"", 400, "Content-Length"), (b" " + b"9" * 30, 413, "at most"))),
-                (b"GET /health", b"Host: localhost\r\nCookie: " + b"c" * 9000 + b"\r\n", 431,
-                 "cookies")):
+                (b"GET /health", b"Host: localhost\r\nCookie: " + b"c" * 16384 + b"\r\n", 431,
+                 "too large")):
             for before in (b"", fine):
                 got = all_of(s.raw(before + line + b" HTTP/1.1\r\n" + heads + b"\r\n"))
                 assert got.count(b"HTTP/1.1 ") == (2 if before else 1), (heads[:60], got)

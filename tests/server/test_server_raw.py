@@ -329,14 +329,11 @@ def test_limits():
         try:
             for _ in range(100):
                 c.sendall(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
-            assert c.recv(1000) == b""
         except OSError:
             pass  # closed
+        assert b" 413 " in c.recv(1000)
         c = s.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 40000 + b"\r\n\r\n")
-        try:
-            assert b" 431 " in c.recv(1000)
-        except OSError:
-            pass
+        assert b" 431 " in c.recv(1000)
         many = [s.raw() for _ in range(40)]  # the next ones wait outside, or are refused
         for c in many:
             c.close()
