@@ -35,8 +35,8 @@ typedef struct server_params {
 } server_params;
 #define SERVER_WORDS_BYTES (2 * KVD_ERR_MSG_BYTES)
 
-/* Serves until SIGTERM or SIGINT, then stops taking requests, lets those under way finish or
- * cancels them after the grace period, and returns KVD_OK; a second signal ends the process.
+/* Serves until SIGTERM, SIGINT or SIGHUP, then stops taking requests, lets those under way finish
+ * or cancels them after the grace period, and returns KVD_OK; a second signal ends the process.
  * KVD_E_INVAL: the address, or no key beyond loopback.  Other errors: the device has failed.  Where
  * a step hangs the process ends with code 1, since nothing else can. */
 kvd_status server_run(kvd_model *m, kvd_session *s, const kvd_plan *plan, const server_params *p,

@@ -34,14 +34,17 @@ static void on_signal(int sig)
     errno = was;
 }
 
+/* SIGHUP, the end of a terminal, is as SIGTERM, but stays ignored where nohup has it so. */
 static void watch_signals(int fd)
 {
-    struct sigaction a = { .sa_handler = fd >= 0 ? on_signal : SIG_DFL };
+    struct sigaction a = { .sa_handler = fd >= 0 ? on_signal : SIG_DFL }, was;
 
     signal_fd = fd;
     n_signal  = 0;
     sigaction(SIGTERM, &a, NULL);
     sigaction(SIGINT, &a, NULL);
+    if (sigaction(SIGHUP, NULL, &was) == 0 && was.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &a, NULL);
     a.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &a, NULL);
 }

@@ -8,10 +8,11 @@ import os
 import pathlib
 import shutil
 import signal
+import subprocess
 import threading
 import time
 
-from kvserver import HERE, PATIENCE, Directory, Server, in_time, main, text_of
+from kvserver import HERE, PATIENCE, PROGRAM, TINY, Directory, Late, Server, in_time, main, text_of
 
 COMPLETION = "/v1/completions"
 FAULT = os.environ["KVD_TEST_FAULT"]
@@ -199,6 +200,79 @@ def test_step_hangs():
             time.sleep(1.0)  # stored blocks are flushed while it is idle
             broken(s, signal.SIGUSR2, 3)
         known_on_disk(d, ask, want)
+
+
+def stopped(s, seconds):
+    """Ctrl-Z, and fg so much later."""
+    s.process.send_signal(signal.SIGSTOP)
+    time.sleep(seconds)
+    s.process.send_signal(signal.SIGCONT)
+
+
+def test_time_of_a_stop_does_not_count():
+    """A process that was stopped for longer than its limits finds no step hung, no client slow or
+    idle, and no grace over.  The limits hold as ever then."""
+    with Server("--stall-timeout", "2.5", "--idle-timeout", "2.5", "--read-timeout", "2.5",
+                "--grace", "2.5", program=FAULT) as s:
+        s.process.send_signal(signal.SIGRTMIN + 15)  # 0.5 ms a token: 0.25 s a step
+        ask = {"prompt": [67] * 3000, "max_tokens": 3, "logit_bias": BIAS}
+        idle, half = s.raw(), s.raw(b"GET /health HTTP/1.1\r\nHost: loc")
+        t, out = in_thread(lambda: s.call("POST", COMPLETION, ask))
+        s.wait_for(lambda: s.slots()["running"] == 1)
+        stopped(s, 3)
+        half.sendall(b"alhost\r\n\r\n")
+        idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for c in (half, idle):
+            if c.recv(12) != b"HTTP/1.1 200":
+                raise Late("a client had no more time after the stop")
+            c.close()
+        late = s.raw(b"GET")
+        start = time.monotonic()
+        assert late.recv(12) == b""
+        assert time.monotonic() - start > 2
+        late.close()
+        t.join()
+        assert out[0][0] == 200 and not any("--stall-timeout" in x for x in s.lines), out
+        t, out = in_thread(lambda: s.call("POST", COMPLETION, {**ask, "prompt": [68] * 3000}))
+        s.wait_for(lambda: s.slots()["running"] == 1)
+        s.process.terminate()
+        s.wait_for(lambda: any("stopping" in x for x in s.lines))
+        stopped(s, 3)
+        t.join()
+        assert out[0][0] in (200, 503), out
+        assert end(s, 10)[0] == 0
+
+
+def test_end_of_the_terminal():
+    """SIGHUP ends the server as SIGTERM does, unless nohup has it ignored."""
+    with Server(program=FAULT) as s:
+        t, out = in_thread(lambda: list(s.stream(COMPLETION, {**LONG, "max_tokens": 300})))
+        s.wait_for(lambda: s.slots()["running"] == 1)
+        s.process.send_signal(signal.SIGHUP)
+        code, _ = end(s, 10)
+        t.join()
+        assert code == 0 and out[0][-1] == "[DONE]" and s.lines[-1].endswith("stopped"), s.lines
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does: programs inherit it
+    try:
+        with Server() as s:
+            s.process.send_signal(signal.SIGHUP)
+            time.sleep(0.3)
+            assert s.get("/health") == {"status": "ok"}
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_end_of_the_terminal_of_others():
+    """Commands that do not serve end by SIGHUP as by SIGTERM: at once, whatever they do."""
+    for sig in (signal.SIGTERM, signal.SIGHUP):
+        for command in (["run", "-f", "-"], ["perplexity", "-f", "-"],
+                        ["chat", "--chat-template", str(HERE / "data" / "chatml.jinja")]):
+            p = subprocess.Popen([PROGRAM, *command, "-m", str(TINY / "llama.gguf"), "-c", "100"],
+                                 stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            time.sleep(0.2)
+            p.send_signal(sig)
+            p.stdin.close()
+            assert p.wait(PATIENCE) == -sig, command
 
 
 def told_of(path, body):
