@@ -163,6 +163,7 @@ typedef struct kvd_model_info {
     uint32_t    n_layer, n_embd, n_head, n_kv_head, head_dim, n_ff, n_vocab, n_thread;
     uint32_t    n_ctx_train; /* with the chosen RoPE scaling applied */
     uint64_t    kv_bytes_per_token;
+    int32_t     bos_token, eos_token; /* the vocabulary's; -1: it has none */
 } kvd_model_info;
 #define KVD_MODEL_INFO_INIT KVD_SIZED(kvd_model_info)
 /* KVD_E_INVAL: out does not say its size. */

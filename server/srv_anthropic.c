@@ -10,16 +10,14 @@
 static const char *const names[] = { SRV_PARAM_NAMES, "messages", "system", "max_tokens",
                                      "stop_sequences", "tools", "tool_choice", "output_config",
                                      "add_generation_prompt", "chat_template_kwargs",
+                                     "context_management", "thinking",
                                      /* nothing to do for these */
-                                     "metadata", "cache_control", "user_profile_id",
-                                     "workspace_id" };
+                                     "metadata", "cache_control", "user_profile_id", "workspace_id",
+                                     "diagnostics", "service_tier" };
 
 static const srv_refused refused[] = {
     { "container", "", "tools are the client's to run: leave it out" },
-    { "context_management", "", "all messages count: leave out of messages what shall not" },
-    { "diagnostics", "{}", SRV_SAY_NOTHING_LIKE },
     { "inference_geo", "", "this server is where it is: leave it out" },
-    { "service_tier", "\"auto\" \"standard_only\"", SRV_SAY_ALIKE },
     { "speed", "\"standard\"", "there is one speed: leave it out" }
 };
 
@@ -110,7 +108,7 @@ static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
 /* ---- streams ------------------------------------------------------------------------------------
  */
 
-static void put_start(const srv *s, srv_job *j, kvd_buf *b)
+static void put_start(const srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 {
     if (j->has_role[0])
         return;
@@ -121,8 +119,8 @@ static void put_start(const srv *s, srv_job *j, kvd_buf *b)
     kvd_buf_printf(b,
                    ",\"content\":[],\"stop_reason\":null,\"stop_sequence\":null,\"usage\":"
                    "{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,"
-                   "\"cache_read_input_tokens\":0,\"output_tokens\":0}}",
-                   j->req.input[0].n);
+                   "\"cache_read_input_tokens\":%u,\"output_tokens\":0}}",
+                   j->req.input[0].n - e->n_cached, e->n_cached);
     srv_typed_end(b);
 }
 
@@ -179,7 +177,7 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 {
     switch (e->kind) {
     case SRV_EVENT_START:
-        put_start(s, j, b);
+        put_start(s, j, e, b);
         break;
     case SRV_EVENT_PROGRESS:
         break;
@@ -240,12 +238,17 @@ static bool add_text(srv_fields *f, const json_t *block, const char *where, kvd_
 static bool add_result(srv_fields *f, json_t *list, const json_t *block, const char *where)
 {
     json_t *content = srv_get(block, "content"), *id = srv_get(block, "tool_use_id");
+    json_t *parts = json_is_array(content) ? srv_without_references(f, content) : NULL;
+    json_t *text;
 
     if (!json_is_string(id))
-        return srv_fields_bad(f, srv_at("%s.tool_use_id", where).s, "expected a string");
-    return srv_add_result(f, list, id,
-                          content ? srv_text_of(f, content, "text", srv_at("%s.content", where).s)
-                                  : json_string(""));
+        srv_fields_bad(f, srv_at("%s.tool_use_id", where).s, "expected a string");
+    text = f->bad ? NULL
+           : !content
+               ? json_string("")
+               : srv_text_of(f, parts ? parts : content, "text", srv_at("%s.content", where).s);
+    json_decref(parts);
+    return srv_add_result(f, list, id, text);
 }
 
 static bool add_use(srv_fields *f, json_t *calls, const json_t *block, const char *where)
@@ -273,6 +276,8 @@ static bool add_user(srv_fields *f, json_t *list, const json_t *blocks, const ch
     {
         const srv_where at = srv_at("%s[%zu]", where, i);
 
+        if (srv_is_tool_change(block))
+            continue;
         if (is_type(block, "text"))
             ok = add_text(f, block, at.s, &text);
         else if (!is_type(block, "tool_result"))
@@ -320,6 +325,33 @@ static bool add_assistant(srv_fields *f, json_t *list, const json_t *blocks, con
     return ok;
 }
 
+/* A message of texts that may stand anywhere; what it says of tools is known already. */
+static bool add_system(srv_fields *f, json_t *list, const json_t *blocks, const char *where)
+{
+    kvd_buf text = { 0 };
+    json_t *block;
+    size_t  i, n = 0;
+    bool    ok = true;
+
+    json_array_foreach(blocks, i, block)
+    {
+        const srv_where at = srv_at("%s[%zu]", where, i);
+
+        if (srv_is_tool_change(block))
+            continue;
+        n++;
+        ok = is_type(block, "text")
+                 ? add_text(f, block, at.s, &text)
+                 : srv_fields_word(f, srv_at("%s.type", at.s).s, srv_get(block, "type"), "text");
+        if (!ok)
+            break;
+    }
+    if (ok && (n || i == 0))
+        ok = add_said(f, list, "system", &text, NULL);
+    kvd_buf_free(&text);
+    return ok;
+}
+
 static bool add_message(srv_fields *f, json_t *list, const json_t *m, size_t i)
 {
     const srv_where at      = srv_at("messages[%zu].content", i);
@@ -333,8 +365,10 @@ static bool add_message(srv_fields *f, json_t *list, const json_t *m, size_t i)
                   strcmp(role, "system") != 0))
         return srv_fields_word(f, srv_at("messages[%zu].role", i).s, word,
                                "user, assistant, system");
-    if (!json_is_array(content) || *role == 's')
+    if (!json_is_array(content))
         return srv_add_message(f, list, role, content, "text", at.s);
+    if (*role == 's')
+        return add_system(f, list, content, at.s);
     return *role == 'u' ? add_user(f, list, content, at.s) : add_assistant(f, list, content, at.s);
 }
 
@@ -366,26 +400,6 @@ static bool add_messages(srv_fields *f, json_t *list)
 /* ---- requests ----------------------------------------------------------------------------------
  */
 
-static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
-{
-    const json_t *word   = srv_get(tool, "type");
-    const char   *type   = json_string_value(word);
-    json_t       *schema = srv_get(tool, "input_schema");
-    json_t       *name   = srv_get(tool, "name");
-
-    if (word && (!type || strcmp(type, "custom") != 0))
-        srv_fields_word(f, srv_at("tools[%zu].type", i).s, word, "custom: the client's own");
-    else if (!json_is_string(name))
-        srv_fields_bad(f, srv_at("tools[%zu].name", i).s, "expected a string");
-    else if (!json_is_object(schema))
-        srv_fields_bad(f, srv_at("tools[%zu].input_schema", i).s, "expected a schema, an object");
-    if (f->bad)
-        return NULL;
-    return json_pack("{s:O, s:O*, s:O, s:O*}", "name", name, "description",
-                     srv_get(tool, "description"), "parameters", schema, "strict",
-                     srv_get(tool, "strict"));
-}
-
 static void get_choice(srv_fields *f, srv_tools *t)
 {
     const json_t *o    = srv_get_object(f, f->root, "tool_choice");
@@ -411,17 +425,13 @@ static void get_output(srv_fields *f, srv_request *r)
 {
     const json_t *o = srv_get_object(f, f->root, "output_config");
 
-    if (srv_get(o, "effort"))
-        srv_fields_bad(f, "output_config",
-                       "effort: is not supported here; use chat_template_kwargs, by the name that "
-                       "the template has for it");
     srv_get_format(f, "output_config", srv_get_object(f, o, "format"), r);
 }
 
 /* What both routes read: the prompt, with what belongs to it. */
 static bool get_request(srv_fields *f, srv_request *r)
 {
-    static const srv_conversion conversion = { function_of, add_messages };
+    static const srv_conversion conversion = { srv_add_claude_tool, add_messages };
     srv_tools                   t          = { 0 };
 
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
@@ -430,7 +440,8 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_stops(f, r, "stop_sequences");
     get_output(f, r);
     get_choice(f, &t);
-    return srv_get_converted(f, &conversion, &t, r);
+    srv_check_edits(f);
+    return !f->bad && srv_read_offers(f) && srv_get_converted(f, &conversion, &t, r);
 }
 
 static bool get_message(srv_fields *f, srv_request *r)

@@ -6,21 +6,21 @@
 
 #define CHUNK "chat.completion.chunk"
 
-static const char *const names[] = { SRV_PARAM_NAMES, "messages", "max_tokens",
-                                     "max_completion_tokens", "stop", "n", "stream_options",
-                                     "logprobs", "top_logprobs", "response_format", "tools",
-                                     "tool_choice", "parallel_tool_calls", "return_progress",
-                                     "add_generation_prompt", "chat_template_kwargs",
-                                     /* nothing to do for these */
-                                     "user", "metadata", "safety_identifier", "prompt_cache_key" };
+static const char *const names[] = {
+    SRV_PARAM_NAMES, "messages", "max_tokens", "max_completion_tokens", "stop", "n",
+    "stream_options", "logprobs", "top_logprobs", "response_format", "tools", "tool_choice",
+    "parallel_tool_calls", "return_progress", "add_generation_prompt", "chat_template_kwargs",
+    "reasoning_effort", "verbosity",
+    /* nothing to do for these */
+    "user", "metadata", "safety_identifier", "prompt_cache_key", "store", "service_tier"
+};
 
-static const srv_refused refused[] = { { "moderation", "", SRV_SAY_NOTHING_LIKE },
-                                       { "prediction", "", SRV_SAY_NOTHING_LIKE },
-                                       { "prompt_cache_options", "{}", SRV_SAY_CACHED },
-                                       { "prompt_cache_retention", "", SRV_SAY_CACHED },
-                                       { "service_tier", "\"auto\" \"default\"", SRV_SAY_ALIKE },
-                                       { "store", "false",
-                                         "nothing is kept of an answer: leave it out" } };
+static const srv_refused refused[] = {
+    { "moderation", "", SRV_SAY_NOTHING_LIKE },
+    { "prediction", "", SRV_SAY_NOTHING_LIKE },
+    { "prompt_cache_options", "{}", SRV_SAY_CACHED },
+    { "prompt_cache_retention", "", SRV_SAY_CACHED },
+};
 
 /* ---- answers ----------------------------------------------------------------------------------
  */
@@ -193,6 +193,7 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_params(f, r);
     srv_get_choices(f, r);
     srv_get_format(f, "response_format", srv_get_object(f, f->root, "response_format"), r);
+    srv_get_verbosity(f, srv_get(f->root, "verbosity"), "verbosity");
     tools = srv_get_tools(f, r);
     srv_get_bool(f, f->root, "logprobs", &r->logprobs);
     srv_get_u32(f, f->root, "top_logprobs", 0, SRV_TOP_MAX, &r->n_top);

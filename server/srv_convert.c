@@ -3,6 +3,9 @@
  * text, and calls of tools. */
 #include "srv_fields.h"
 
+#include <stdio.h>
+#include <string.h>
+
 bool srv_add(srv_fields *f, json_t *list, json_t *m)
 {
     return (m && json_array_append_new(list, m) == 0) ||
@@ -41,8 +44,22 @@ bool srv_add_result(srv_fields *f, json_t *list, json_t *id, json_t *text)
                                         "content", text));
 }
 
+bool srv_add_function(srv_fields *f, json_t *list, json_t *function)
+{
+    return srv_add(f, list, json_pack("{s:s, s:o}", "type", "function", "function", function));
+}
+
+void srv_leave_out(srv_fields *f, const char *what, const char *type)
+{
+    char word[64], text[160];
+
+    srv_log_quote(type, strlen(type), word, sizeof(word));
+    snprintf(text, sizeof(text), "requests have %s of type %s, which are left out", what, word);
+    srv_log_once(f->s, text);
+}
+
 /* NULL: there are no tools, or they are not what they should be. */
-static json_t *get_functions(srv_fields *f, srv_function_of *function_of)
+static json_t *get_functions(srv_fields *f, const srv_conversion *to, srv_request *r)
 {
     json_t *in = srv_get(f->root, "tools"), *tool, *list;
     size_t  i;
@@ -54,14 +71,9 @@ static json_t *get_functions(srv_fields *f, srv_function_of *function_of)
     list = json_array();
     json_array_foreach(in, i, tool)
     {
-        json_t *function = NULL;
-
-        if (json_is_object(tool))
-            function = function_of(f, tool, i);
-        else
+        if (!json_is_object(tool))
             srv_fields_bad(f, srv_at("tools[%zu]", i).s, "expected an object");
-        if (f->bad ||
-            !srv_add(f, list, json_pack("{s:s, s:o}", "type", "function", "function", function)))
+        if (f->bad || !to->add_tool(f, r, list, tool, i))
             break;
     }
     return list;
@@ -73,7 +85,7 @@ bool srv_get_converted(srv_fields *f, const srv_conversion *to, srv_tools *t, sr
     const json_t *shown;
 
     if (!f->bad)
-        t->list = functions = get_functions(f, to->function_of);
+        t->list = functions = get_functions(f, to, r);
     shown = srv_use_tools(f, t, r);
     if (!f->bad)
         messages = json_array();

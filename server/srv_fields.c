@@ -68,7 +68,8 @@ bool srv_fields_open(srv_fields *f, srv *s, srv_call *c)
 void srv_fields_close(srv_fields *f)
 {
     json_decref(f->root);
-    f->root = NULL;
+    json_decref(f->offered);
+    f->root = f->offered = NULL;
     kvd_json_texts_free(&f->texts);
 }
 

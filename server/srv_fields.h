@@ -19,6 +19,7 @@ typedef struct srv_fields {
     bool        asks;            /* for text: srv_find_other() counts */
     const char *format;          /* the field that has made the request's grammar; NULL: none has */
     uint64_t    n_value, n_list; /* in all JSON of the request so far */
+    json_t     *offered; /* by tools' names, whether messages add or remove them; owned, or NULL */
 
     kvd_json_texts texts; /* of numbers in that JSON */
 } srv_fields;
@@ -63,8 +64,10 @@ typedef struct srv_refused {
 } srv_refused;
 #define SRV_SAY_NOTHING_LIKE "there is nothing like it: leave it out"
 #define SRV_SAY_TEXT         "texts are all that goes in and comes out: leave it out"
-#define SRV_SAY_ALIKE        "all requests are served alike: leave it out"
-#define SRV_SAY_CACHED       "prompts are cached by themselves, as --cache-dir says: leave it out"
+#define SRV_SAY_SCHEMA                                                                             \
+    "use a JSON schema: response_format of type json_schema, or the field json_schema, which all " \
+    "routes have"
+#define SRV_SAY_CACHED "prompts are cached by themselves, as --cache-dir says: leave it out"
 void srv_check_names(srv_fields *f, const char *const *ok, uint32_t n_ok,
                      const srv_refused *refused, uint32_t n_refused);
 /* srv_others.c: of a field that is refused where text is asked for and the route says nothing of
@@ -78,7 +81,8 @@ void srv_get_params(srv_fields *f, srv_request *r);
 #define SRV_PARAM_NAMES                                                                          \
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",  \
         "repetition_penalty", "repeat_penalty", "repeat_last_n", "seed", "logit_bias", "stream", \
-        "ignore_eos", "debug_cache", "cache_salt", "n_predict", "json_schema", "guided_json"
+        "ignore_eos", "debug_cache", "cache_salt", "n_predict", "json_schema", "guided_json",    \
+        "structured_outputs"
 void srv_get_choices(srv_fields *f, srv_request *r);
 void srv_get_stops(srv_fields *f, srv_request *r, const char *name);
 /* srv_format.c: a grammar becomes the request's; an error names the field.  Or that of a format,
@@ -115,6 +119,12 @@ bool srv_render(srv_fields *f, json_t *messages, const json_t *tools, char **tex
 /* The same, as the request's only input. */
 bool srv_get_prompt(srv_fields *f, json_t *messages, const json_t *tools, srv_request *r);
 
+/* srv_effort.c: variables for the template: chat_template_kwargs, and what the request asks of the
+ * model's thinking.  Owned by the caller; NULL: there are none, or an error is told. */
+json_t *srv_template_vars(srv_fields *f);
+/* A verbosity (NULL: none) has no effect, as the log says; another word is an error. */
+void srv_get_verbosity(srv_fields *f, const json_t *word, const char *where);
+
 /* srv_convert.c: other shapes' chats.  Appends m, which it takes; NULL: there was no memory for it.
  */
 bool srv_add(srv_fields *f, json_t *list, json_t *m);
@@ -125,14 +135,32 @@ bool srv_add_message(srv_fields *f, json_t *list, const char *role, json_t *cont
                      const char *type, const char *where);
 bool srv_add_call(srv_fields *f, json_t *calls, json_t *id, json_t *name, json_t *arguments);
 bool srv_add_result(srv_fields *f, json_t *list, json_t *id, json_t *text);
-/* Entry i of "tools", an object, as a chat's "function"; an error is told. */
-typedef json_t *srv_function_of(srv_fields *f, const json_t *tool, size_t i);
+/* Appends a tool by a chat's "function", which it takes; NULL: there was no memory for it. */
+bool srv_add_function(srv_fields *f, json_t *list, json_t *function);
+/* A tool that this server cannot offer is left out, as the log says once. */
+void srv_leave_out(srv_fields *f, const char *what, const char *type);
 typedef struct srv_conversion {
-    srv_function_of *function_of;
+    /* Appends what entry i of "tools", an object, offers, or nothing; false: an error is told. */
+    bool (*add_tool)(srv_fields *f, srv_request *r, json_t *list, const json_t *tool, size_t i);
     bool (*add_messages)(srv_fields *f, json_t *list);
 } srv_conversion;
 /* The request's prompt and grammar, by its messages and tools; of t all but the list is known. */
 bool srv_get_converted(srv_fields *f, const srv_conversion *to, srv_tools *t, srv_request *r);
+
+/* srv_namespace.c: the one name (owned) of a function and its namespace, both strings; NULL: there
+ * was no memory.  Functions of entry `at` of "tools", a namespace, become tools. */
+json_t *srv_flat_name(srv_fields *f, const json_t *space, const json_t *name);
+bool    srv_add_space(srv_fields *f, srv_request *r, json_t *list, const json_t *space, size_t at);
+
+/* srv_offered.c: tools of /v1/messages.  What its messages say of which are offered, read into
+ * f->offered; one of them, in the form of srv_conversion; a block that says it; parts of a result
+ * with text in place of references to tools, owned, NULL: there was no memory. */
+bool srv_read_offers(srv_fields *f);
+bool srv_add_claude_tool(srv_fields *f, srv_request *r, json_t *list, const json_t *tool, size_t i);
+bool srv_is_tool_change(const json_t *block);
+json_t *srv_without_references(srv_fields *f, const json_t *parts);
+/* Edits of a conversation are taken if they drop nothing of it. */
+void srv_check_edits(srv_fields *f);
 
 /* srv_messages.c: a list of parts of text, whose type is `type`, each on a line of its own; NULL:
  * one is something else.  `where` is the list's name. */

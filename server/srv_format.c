@@ -53,23 +53,49 @@ static const json_t *get_format(srv_fields *f, const char *field, const json_t *
     return *object ? NULL : schema;
 }
 
-/* A schema that is a field of its own, as llama.cpp and vLLM have it: the same as a format's. */
-static const json_t *get_bare(srv_fields *f, const char *format, bool has_format,
-                              const char **field)
+/* vLLM's newer form: json, or json_object: true.  What else it has is as the older fields are. */
+static const json_t *get_structured(srv_fields *f, bool *object)
 {
-    static const char *const bare[] = { "json_schema", "guided_json" };
+    const json_t *o    = srv_get_object(f, f->root, "structured_outputs");
+    const json_t *json = srv_get(o, "json"), *v;
+    const char   *name;
+
+    srv_get_bool(f, o, "json_object", object);
+    json_object_foreach((json_t *)(uintptr_t)o, name, v)
+    {
+        if (strcmp(name, "json") != 0 && strcmp(name, "json_object") != 0 && !json_is_null(v) &&
+            !json_is_false(v))
+            srv_fields_bad(
+                f, "structured_outputs",
+                "%.40s: is not supported here, only json and json_object: " SRV_SAY_SCHEMA, name);
+    }
+    if (json && *object)
+        srv_fields_bad(f, "structured_outputs", "json and json_object: expected one of them");
+    return json;
+}
+
+/* A schema that is a field of its own, as llama.cpp and vLLM have it: the same as a format's.
+ * *object: any object is asked for so. */
+static const json_t *get_bare(srv_fields *f, const char *format, bool has_format,
+                              const char **field, bool *object)
+{
+    static const char *const bare[] = { "json_schema", "guided_json", "structured_outputs" };
     const json_t            *schema = NULL;
+    const char              *first  = has_format ? format : NULL;
 
     for (uint32_t i = 0; i < KVD_COUNTOF(bare); i++) {
-        const json_t *v = srv_get(f->root, bare[i]);
+        const bool    inside = i == KVD_COUNTOF(bare) - 1;
+        const json_t *v      = inside ? get_structured(f, object) : srv_get(f->root, bare[i]);
 
-        if (v && (schema || has_format))
-            srv_fields_bad(f, bare[i], "not together with %s", schema ? bare[0] : format);
+        if (!v && !(inside && *object))
+            continue;
+        if (first)
+            srv_fields_bad(f, bare[i], "not together with %s", first);
         else if (v && !json_is_object(v))
-            srv_fields_bad(f, bare[i], "expected a schema, an object");
-        else if (v)
-            *field = bare[i];
-        schema = v ? v : schema;
+            srv_fields_bad(f, bare[i], "%sexpected a schema, an object", inside ? "json: " : "");
+        first  = bare[i];
+        schema = v;
+        *field = bare[i];
     }
     return f->bad ? NULL : schema;
 }
@@ -79,9 +105,11 @@ void srv_get_format(srv_fields *f, const char *field, const json_t *o, srv_reque
     kvd_grammar_params p      = KVD_GRAMMAR_PARAMS_INIT;
     kvd_buf            text   = { 0 };
     const json_t      *schema = o && !f->bad ? get_format(f, field, o, &p.json_object) : NULL;
-    const json_t      *bare   = get_bare(f, field, schema || p.json_object, &field);
+    bool               object = false;
+    const json_t      *bare   = get_bare(f, field, schema || p.json_object, &field, &object);
 
-    schema = schema ? schema : bare;
+    p.json_object = p.json_object || object;
+    schema        = schema ? schema : bare;
     if (!f->bad && schema && srv_put_json(f, schema, &text))
         p.schema_json = text.data;
     if (!f->bad && (schema || p.json_object) && srv_open_grammar(f, field, &p, r))

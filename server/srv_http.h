@@ -165,6 +165,8 @@ struct srv {
 void srv_wake(srv *s);
 /* Any thread: an unknown field, said once. */
 void srv_log_unknown(srv *s, const char *name);
+/* Any thread: a line of the log, said once. */
+void srv_log_once(srv *s, const char *line);
 /* Any thread: what of a grammar was relaxed, once for each such text. */
 void srv_log_notes(srv *s, const char *notes);
 

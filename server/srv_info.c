@@ -2,6 +2,7 @@
 /* srv_info.c - routes that say how the server is and what it has; and the one that empties its
  * cache. */
 #include "srv_routes.h"
+#include "srv_shape.h"
 
 #include <string.h>
 
@@ -65,6 +66,37 @@ void srv_route_model(srv *s, srv_call *c)
     }
     c->reply.status = 200;
     put_model(s, &c->reply.body);
+}
+
+/* A token's text, or null. */
+static void put_special(const srv *s, const char *name, int32_t id, kvd_buf *b)
+{
+    kvd_buf_printf(b, "\"%s\":", name);
+    if (id < 0)
+        kvd_buf_puts(b, "null");
+    else
+        srv_put_token(s, id, b);
+}
+
+void srv_route_tokenizer(srv *s, srv_call *c)
+{
+    kvd_buf *b = &c->reply.body;
+
+    c->reply.status = 200;
+    kvd_buf_putc(b, '{');
+    put_special(s, "bos_token", s->info.bos_token, b);
+    kvd_buf_putc(b, ',');
+    put_special(s, "eos_token", s->info.eos_token, b);
+    kvd_buf_putc(b, ',');
+    put_special(s, "pad_token", s->info.eos_token, b); /* nothing is padded */
+    kvd_buf_printf(b,
+                   ",\"vocab_size\":%u,\"model_max_length\":%u,\"chat_template\":", s->info.n_vocab,
+                   s->plan.n_ctx);
+    if (s->info.chat_template)
+        srv_put_text(b, s->info.chat_template);
+    else
+        kvd_buf_puts(b, "null");
+    kvd_buf_putc(b, '}');
 }
 
 static void put_sampling(const kvd_sampler_params *p, kvd_buf *b)

@@ -30,6 +30,8 @@ static void free_request(srv_request *r)
     kvd_free((void *)(uintptr_t)r->sampling.bias);
     kvd_grammar_close(r->grammar);
     kvd_buf_free(&r->again);
+    kvd_buf_free(&r->again_last);
+    kvd_buf_free(&r->spaces);
 }
 
 void srv_job_unref(srv_job *j)

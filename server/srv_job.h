@@ -57,7 +57,11 @@ typedef struct srv_request {
     uint8_t  salt[KVD_SALT_BYTES_MAX];
     uint32_t n_salt;
 
-    kvd_buf again; /* of the shape, JSON: what its answer says of the request */
+    /* of the shape: what its answer says of the request, as members of a JSON object without the
+     * brackets; of that what only the last event of a stream says */
+    kvd_buf again, again_last;
+    kvd_buf spaces; /* of functions with a namespace, each ended by a zero: the one name that the
+                       template is shown, the namespace, the name in it */
 } srv_request;
 
 /* ---- events ------------------------------------------------------------------------ */
@@ -95,11 +99,12 @@ typedef struct srv_event {
     uint32_t          call;     /* number of the call of its choice */
     bool              complete; /* CALL_END: the arguments are whole */
     srv_finish        finish;
-    int32_t           stop;                      /* FINISH: number of the stop string; -1: none */
-    uint32_t          n_done, n_total, n_cached; /* PROGRESS: tokens of the prompt */
-    uint64_t          ns;                        /* since the prompt was begun */
-    int               status;                    /* ERROR: of HTTP, and the text */
-    uint32_t          n_token;                   /* TEXT: logprobs */
+    int32_t           stop;            /* FINISH: number of the stop string; -1: none */
+    uint32_t          n_done, n_total; /* PROGRESS: tokens of the prompt */
+    uint32_t          n_cached;        /* START, PROGRESS: tokens of the prompt that were cached */
+    uint64_t          ns;              /* since the prompt was begun */
+    int               status;          /* ERROR: of HTTP, and the text */
+    uint32_t          n_token;         /* TEXT: logprobs */
     srv_token        *token;
     size_t            len;
     char             *text; /* zero-terminated */

@@ -105,15 +105,27 @@ void srv_log_unknown(srv *s, const char *name)
                 word);
 }
 
-void srv_log_notes(srv *s, const char *notes)
+/* The same of a whole text, by its FNV-1a hash. */
+static bool first_time_of(srv *s, const char *text)
 {
     char     word[48];
-    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    uint64_t hash = 0xcbf29ce484222325u;
 
-    for (const char *p = notes; *p; p++)
+    for (const char *p = text; *p; p++)
         hash = (hash ^ (uint8_t)*p) * 0x100000001b3u;
     snprintf(word, sizeof(word), "\n%016llx", (unsigned long long)hash); /* no field's name */
-    if (*notes == 0 || !first_time(s, word))
+    return first_time(s, word);
+}
+
+void srv_log_once(srv *s, const char *line)
+{
+    if (first_time_of(s, line))
+        kvd_log(KVD_LOG_INFO, "%s", line);
+}
+
+void srv_log_notes(srv *s, const char *notes)
+{
+    if (*notes == 0 || !first_time_of(s, notes))
         return;
     for (const char *p = notes; *p; p += strcspn(p, "\n"), p += *p != 0)
         kvd_log(KVD_LOG_INFO, "a request's tools: %.*s", (int)strcspn(p, "\n"), p);

@@ -132,7 +132,7 @@ static bool normalise(srv_fields *f, json_t *m, size_t i)
 /* What the template gets, as JSON. */
 static void put_input(srv_fields *f, const json_t *messages, const json_t *tools, kvd_buf out[3])
 {
-    const json_t *vars = srv_get_object(f, f->root, "chat_template_kwargs");
+    json_t *vars = srv_template_vars(f);
 
     if (!f->bad)
         srv_put_json(f, messages, &out[0]);
@@ -140,6 +140,7 @@ static void put_input(srv_fields *f, const json_t *messages, const json_t *tools
         srv_put_json(f, tools, &out[1]);
     if (!f->bad && vars)
         srv_put_json(f, vars, &out[2]);
+    json_decref(vars);
 }
 
 bool srv_render(srv_fields *f, json_t *list, const json_t *tools, char **text, size_t *len,

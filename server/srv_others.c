@@ -9,9 +9,6 @@
 
 #define SAMPLING  "use temperature, top_k, top_p or min_p"
 #define PENALTIES "use repeat_penalty, presence_penalty or frequency_penalty"
-#define SCHEMA                                                                                     \
-    "use a JSON schema: response_format of type json_schema, or the field json_schema, which all " \
-    "routes have"
 #define FORMATS                                                                        \
     "use response_format in /v1/chat/completions and /v1/completions, text.format in " \
     "/v1/responses, output_config.format in /v1/messages"
@@ -48,12 +45,12 @@ static const srv_refused others[] = {
     { "echo", "false", "only /v1/completions has it" },
     { "function_call", "\"none\" \"auto\"", "use tool_choice (not in /v1/completions)" },
     { "functions", "[]", "use tools (not in /v1/completions)" },
-    { "grammar", "\"\"", SCHEMA },
-    { "guided_choice", "", SCHEMA ", as {\"enum\": [...]}; the answer is a JSON string" },
+    { "grammar", "\"\"", SRV_SAY_SCHEMA },
+    { "guided_choice", "", SRV_SAY_SCHEMA ", as {\"enum\": [...]}; the answer is a JSON string" },
     { "guided_decoding_backend", "*", NULL },
-    { "guided_grammar", "", SCHEMA },
+    { "guided_grammar", "", SRV_SAY_SCHEMA },
     { "guided_regex", "",
-      SCHEMA ", as {\"type\": \"string\", \"pattern\": ...}; the answer is a JSON string" },
+      SRV_SAY_SCHEMA ", as {\"type\": \"string\", \"pattern\": ...}; the answer is a JSON string" },
     { "guided_whitespace_pattern", "", "white space between values is free: leave it out" },
     { "image_data", "[]", SRV_SAY_TEXT },
     { "include_stop_str_in_output", "false",
@@ -117,8 +114,6 @@ static const srv_refused others[] = {
     { "stop", "[]", "use stop_sequences" },
     { "stop_sequences", "[]", "use stop" },
     { "stop_token_ids", "[]", "use stop (stop_sequences in /v1/messages), which has texts" },
-    { "structured_outputs", "{}",
-      SCHEMA "; its json is one, its choice {\"enum\": [...]} in one, its regex a pattern" },
     { "suffix", "\"\"", "texts are only gone on with: leave it out" },
     { "system", "",
       "it belongs to /v1/messages: use a message of role system, in /v1/responses instructions, "

@@ -139,8 +139,6 @@ void srv_get_choices(srv_fields *f, srv_request *r)
     get_limit(f, r, "max_tokens");
     get_limit(f, r, "max_completion_tokens");
     srv_get_u32(f, f->root, "n", 1, SRV_CHOICE_MAX, &r->n);
-    if (options && !r->stream)
-        srv_fields_bad(f, "stream_options", "only with stream: true");
     srv_get_bool(f, options, "include_usage", &r->include_usage);
     srv_get_bool(f, f->root, "return_progress", &r->progress);
 }

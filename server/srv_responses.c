@@ -11,9 +11,10 @@
 static const char *const names[] = { SRV_PARAM_NAMES, "input", "instructions", "max_output_tokens",
                                      "stream_options", "text", "tools", "tool_choice",
                                      "parallel_tool_calls", "stop", "add_generation_prompt",
-                                     "chat_template_kwargs",
+                                     "chat_template_kwargs", "include", "reasoning",
                                      /* nothing to do for these */
-                                     "metadata", "user", "safety_identifier", "prompt_cache_key" };
+                                     "metadata", "user", "safety_identifier", "prompt_cache_key",
+                                     "client_metadata", "service_tier" };
 
 static const srv_refused refused[] = {
     { "access_programs", "{}", SRV_SAY_NOTHING_LIKE },
@@ -21,13 +22,10 @@ static const srv_refused refused[] = {
     { "background_options", "{}", "an answer comes to who waits for it: leave it out" },
     { "context_management", "[]", "all items count: leave out of input what shall not" },
     { "image", "{}", SRV_SAY_TEXT },
-    { "include", "[] [\"reasoning.encrypted_content\"]",
-      "an answer has all there is of it: leave it out" },
     { "max_tool_calls", "", "calls are the client's to make: count them there" },
     { "moderation", "", SRV_SAY_NOTHING_LIKE },
     { "prompt_cache_options", "{}", SRV_SAY_CACHED },
     { "prompt_cache_retention", "", SRV_SAY_CACHED },
-    { "service_tier", "\"auto\" \"default\"", SRV_SAY_ALIKE },
     { "store", "false",
       "nothing is kept of an answer: use false, and send all items with each request" },
     { "truncation", "\"disabled\"", "prompts are never cut: leave items out of input" }
@@ -85,8 +83,7 @@ static void put_item(const srv_job *j, const srv_answer *a, uint32_t i, bool beg
     if (p.is_call) {
         kvd_buf_puts(b, ",\"type\":\"function_call\",\"call_id\":");
         srv_put_call_id(j, 0, p.call, b);
-        kvd_buf_puts(b, ",\"name\":");
-        srv_put_string(b, a->said.data + p.name, p.n_name);
+        srv_put_function(&j->req, a->said.data + p.name, p.n_name, b);
         kvd_buf_puts(b, ",\"arguments\":");
         srv_put_string(b, a->said.data + p.at, begins ? 0 : p.len);
         kvd_buf_putc(b, '}');
@@ -108,12 +105,16 @@ static void put_response(const srv *s, const srv_job *j, const srv_answer *a, co
     kvd_buf_printf(b,
                    "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\","
                    "\"background\":false,\"store\":false,\"previous_response_id\":null,"
-                   "\"truncation\":\"disabled\",\"reasoning\":{\"effort\":null,\"summary\":null},"
-                   "\"model\":",
+                   "\"truncation\":\"disabled\",\"model\":",
                    j->id, (long long)j->created, status);
     srv_put_text(b, s->name);
     kvd_buf_putc(b, ',');
-    kvd_buf_put(b, j->req.again.data + 1, j->req.again.len - 2); /* without its brackets */
+    kvd_buf_put(b, j->req.again.data, j->req.again.len);
+    kvd_buf_putc(b, ',');
+    if (a || error)
+        kvd_buf_put(b, j->req.again_last.data, j->req.again_last.len);
+    else /* the client knows them: they may be most of the answer's bytes */
+        kvd_buf_puts(b, "\"instructions\":null,\"tools\":[]");
     kvd_buf_puts(b, ",\"error\":");
     if (error) {
         kvd_buf_puts(b, "{\"code\":\"server_error\",\"message\":");
@@ -218,8 +219,7 @@ static void close_item(srv_job *j, kvd_buf *b)
 
     if (p.is_call) {
         begin_item_event(j, "response.function_call_arguments.done", b);
-        kvd_buf_puts(b, ",\"name\":");
-        srv_put_string(b, a->said.data + p.name, p.n_name);
+        srv_put_function(&j->req, a->said.data + p.name, p.n_name, b);
         kvd_buf_puts(b, ",\"arguments\":");
         srv_put_string(b, text, p.len);
         srv_typed_end(b);
@@ -302,26 +302,51 @@ static json_t *text_of(srv_fields *f, const json_t *item, const char *name, cons
     return NULL;
 }
 
-/* A call belongs to the assistant's message before it. */
-static bool add_call(srv_fields *f, json_t *list, const json_t *item, const char *where)
+/* The name that the template was shown. */
+static json_t *name_of(srv_fields *f, const json_t *item, const char *where)
+{
+    const json_t *space = srv_get(item, "namespace");
+    json_t       *name  = text_of(f, item, "name", where);
+
+    if (space && !json_is_string(space))
+        srv_fields_bad(f, srv_at("%s.namespace", where).s, "expected a string");
+    if (!name || f->bad)
+        return NULL;
+    return space ? srv_flat_name(f, space, name) : json_incref(name);
+}
+
+/* The calls of the assistant's message at the end, which begins there if need be; NULL: there was
+ * no memory. */
+static json_t *calls_at_end(srv_fields *f, json_t *list)
 {
     const size_t n    = json_array_size(list);
     json_t      *last = n ? json_array_get(list, n - 1) : NULL;
     const char  *role = json_string_value(srv_get(last, "role"));
-    json_t      *id   = text_of(f, item, "call_id", where);
-    json_t      *name = text_of(f, item, "name", where);
-    json_t      *args = text_of(f, item, "arguments", where);
 
-    if (!id || !name || !args)
-        return false;
     if (!role || strcmp(role, "assistant") != 0) {
         if (!srv_add(f, list, json_pack("{s:s, s:s}", "role", "assistant", "content", "")))
-            return false;
+            return NULL;
         last = json_array_get(list, n);
     }
-    if (!srv_get(last, "tool_calls") && json_object_set_new(last, "tool_calls", json_array()) != 0)
-        return srv_fields_full(f, "no memory for the messages");
-    return srv_add_call(f, srv_get(last, "tool_calls"), id, name, args);
+    if (!srv_get(last, "tool_calls") &&
+        json_object_set_new(last, "tool_calls", json_array()) != 0) {
+        srv_fields_full(f, "no memory for the messages");
+        return NULL;
+    }
+    return srv_get(last, "tool_calls");
+}
+
+/* A call belongs to the assistant's message before it. */
+static bool add_call(srv_fields *f, json_t *list, const json_t *item, const char *where)
+{
+    json_t *id    = text_of(f, item, "call_id", where);
+    json_t *name  = id ? name_of(f, item, where) : NULL;
+    json_t *args  = name ? text_of(f, item, "arguments", where) : NULL;
+    json_t *calls = args ? calls_at_end(f, list) : NULL;
+    bool    ok    = calls && srv_add_call(f, calls, id, name, args);
+
+    json_decref(name);
+    return ok;
 }
 
 static bool add_output(srv_fields *f, json_t *list, const json_t *item, const char *where)
@@ -376,19 +401,26 @@ static bool add_messages(srv_fields *f, json_t *list)
 /* ---- requests ----------------------------------------------------------------------------------
  */
 
-/* It stands beside the type here, in chats below it. */
-static json_t *function_of(srv_fields *f, const json_t *tool, size_t i)
+/* A function stands beside the type here, in chats below it.  Tools that OpenAI's servers run, or
+ * whose calls are no JSON, are left out. */
+static bool add_tool(srv_fields *f, srv_request *r, json_t *list, const json_t *tool, size_t i)
 {
     const json_t *word = srv_get(tool, "type");
     const char   *type = json_string_value(word);
 
-    if (!type || strcmp(type, "function") != 0) {
-        srv_fields_word(f, srv_at("tools[%zu].type", i).s, word, "function");
-        return NULL;
+    if (!type)
+        return srv_fields_word(f, srv_at("tools[%zu].type", i).s, word, "function, namespace");
+    if (strcmp(type, "namespace") == 0)
+        return srv_add_space(f, r, list, tool, i);
+    if (strcmp(type, "function") != 0) {
+        srv_leave_out(f, "tools", type);
+        return true;
     }
-    return json_pack("{s:O*, s:O*, s:O*, s:O*}", "name", srv_get(tool, "name"), "description",
-                     srv_get(tool, "description"), "parameters", srv_get(tool, "parameters"),
-                     "strict", srv_get(tool, "strict"));
+    return srv_add_function(f, list,
+                            json_pack("{s:O*, s:O*, s:O*, s:O*}", "name", srv_get(tool, "name"),
+                                      "description", srv_get(tool, "description"), "parameters",
+                                      srv_get(tool, "parameters"), "strict",
+                                      srv_get(tool, "strict")));
 }
 
 static void get_choice(srv_fields *f, srv_tools *t)
@@ -401,6 +433,8 @@ static void get_choice(srv_fields *f, srv_tools *t)
     t->single = !many;
     if (type && strcmp(type, "function") == 0)
         t->name = json_string_value(srv_get(v, "name"));
+    else if (type) /* also of a tool that is left out */
+        srv_fields_word(f, "tool_choice.type", srv_get(v, "type"), "function");
     if (t->name)
         t->choice = SRV_CHOICE_CALL;
     else if (v)
@@ -409,12 +443,39 @@ static void get_choice(srv_fields *f, srv_tools *t)
 
 static void get_text(srv_fields *f, srv_request *r)
 {
-    const json_t *o         = srv_get_object(f, f->root, "text");
-    const char   *verbosity = json_string_value(srv_get(o, "verbosity"));
+    const json_t *o = srv_get_object(f, f->root, "text");
 
-    if (srv_get(o, "verbosity") && (!verbosity || strcmp(verbosity, "medium") != 0))
-        srv_fields_bad(f, "text", "verbosity: is not supported here; say it in a message");
+    srv_get_verbosity(f, srv_get(o, "verbosity"), "text.verbosity");
     srv_get_format(f, "text", srv_get_object(f, o, "format"), r);
+}
+
+/* More of an answer: of tools that never run, of images, or of reasoning, which is there anyway. */
+static void get_include(srv_fields *f)
+{
+    const json_t *list = srv_get(f->root, "include"), *v;
+    size_t        i;
+
+    if (list && !json_is_array(list))
+        srv_fields_bad(f, "include", "expected a list of strings");
+    json_array_foreach(list, i, v)
+    {
+        if (!json_is_string(v))
+            srv_fields_bad(f, srv_at("include[%zu]", i).s, "expected a string");
+        else if (strcmp(json_string_value(v), "message.output_text.logprobs") == 0)
+            srv_log_once(f->s, "requests include message.output_text.logprobs, which are left out: "
+                               "/v1/chat/completions has logprobs");
+    }
+}
+
+/* Its effort is for the template (srv_template_vars()); reasoning itself is in the answer, so no
+ * summary of it is. */
+static void get_reasoning(srv_fields *f)
+{
+    const json_t *o    = srv_get_object(f, f->root, "reasoning");
+    const char   *mode = json_string_value(srv_get(o, "mode"));
+
+    if (srv_get(o, "mode") && (!mode || strcmp(mode, "standard") != 0))
+        srv_fields_word(f, "reasoning.mode", srv_get(o, "mode"), "standard");
 }
 
 /* 0.8 and not what a float makes of it. */
@@ -423,36 +484,61 @@ static double decimal(float x)
     return round((double)x * 1e6) / 1e6;
 }
 
-/* What a response says of its request. */
-static bool keep_request(srv_fields *f, srv_request *r)
+/* The members of an object, which is freed, without its brackets; NULL: there was no memory. */
+static bool put_members(srv_fields *f, json_t *o, kvd_buf *b)
 {
-    static const struct {
-        const char *name, *or_else;
-    } said[]   = { { "instructions", "null" },
-                   { "max_output_tokens", "null" },
-                   { "metadata", "{}" },
-                   { "parallel_tool_calls", "true" },
-                   { "text", "{\"format\":{\"type\":\"text\"}}" },
-                   { "tool_choice", "\"auto\"" },
-                   { "tools", "[]" } };
-    json_t *o  = json_pack("{s:f, s:f}", "temperature", decimal(r->sampling.temperature), "top_p",
-                           decimal(r->sampling.top_p));
-    bool    ok = o != NULL;
+    kvd_buf all = { 0 };
+    bool    ok  = o ? srv_put_json(f, o, &all) : srv_fields_full(f, "no memory for the request");
 
-    for (size_t i = 0; ok && i < KVD_COUNTOF(said); i++) {
-        json_t *v = srv_get(f->root, said[i].name);
-
-        v  = v ? json_incref(v) : json_loads(said[i].or_else, JSON_DECODE_ANY, NULL);
-        ok = json_object_set_new(o, said[i].name, v) == 0;
-    }
-    ok = ok ? srv_put_json(f, o, &r->again) : srv_fields_full(f, "no memory for the request");
+    if (ok)
+        kvd_buf_put(b, all.data + 1, all.len - 2);
+    if (b->oom)
+        ok = srv_fields_full(f, "no memory for the request");
+    kvd_buf_free(&all);
     json_decref(o);
     return ok;
 }
 
+/* Fields of the request as they are, or else what stands for none. */
+typedef struct said {
+    const char *name, *or_else;
+} said;
+
+static bool put_said(srv_fields *f, json_t *o, const said *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        json_t *v = srv_get(f->root, list[i].name);
+
+        v = v ? json_incref(v) : json_loads(list[i].or_else, JSON_DECODE_ANY, NULL);
+        if (json_object_set_new(o, list[i].name, v) != 0)
+            return srv_fields_full(f, "no memory for the request");
+    }
+    return true;
+}
+
+/* What a response says of its request. */
+static bool keep_request(srv_fields *f, srv_request *r)
+{
+    static const said always[]  = { { "max_output_tokens", "null" },
+                                    { "metadata", "{}" },
+                                    { "parallel_tool_calls", "true" },
+                                    { "reasoning", "{\"effort\":null,\"summary\":null}" },
+                                    { "text", "{\"format\":{\"type\":\"text\"}}" },
+                                    { "tool_choice", "\"auto\"" } };
+    static const said at_last[] = { { "instructions", "null" }, { "tools", "[]" } };
+    json_t *o    = json_pack("{s:f, s:f}", "temperature", decimal(r->sampling.temperature), "top_p",
+                             decimal(r->sampling.top_p));
+    json_t *last = json_object();
+    bool    ok   = put_said(f, o, always, KVD_COUNTOF(always)) &&
+              put_said(f, last, at_last, KVD_COUNTOF(at_last));
+
+    ok = put_members(f, o, &r->again) && ok;
+    return put_members(f, last, &r->again_last) && ok;
+}
+
 static bool get_request(srv_fields *f, srv_request *r)
 {
-    static const srv_conversion conversion = { function_of, add_messages };
+    static const srv_conversion conversion = { add_tool, add_messages };
     srv_tools                   t          = { 0 };
 
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
@@ -460,6 +546,8 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_u32(f, f->root, "max_output_tokens", 0, UINT32_MAX - 1, &r->n_max);
     srv_get_stops(f, r, "stop");
     get_text(f, r);
+    get_include(f);
+    get_reasoning(f);
     get_choice(f, &t);
     return srv_get_converted(f, &conversion, &t, r) && keep_request(f, r);
 }

@@ -31,6 +31,7 @@ const srv_route srv_routes[] = {
     { "POST", "/responses", false, true, srv_route_responses },
     { "POST", "/v1/messages", false, true, srv_route_messages },
     { "POST", "/v1/messages/count_tokens", false, true, srv_route_count },
+    { "GET", "/tokenizer_info", false, false, srv_route_tokenizer },
     { "POST", "/tokenize", false, true, srv_route_tokenize },
     { "POST", "/detokenize", false, true, srv_route_detokenize },
     { "POST", "/apply-template", false, true, srv_route_template },

@@ -11,6 +11,7 @@ void srv_route_completion(srv *s, srv_call *c);
 void srv_route_responses(srv *s, srv_call *c);
 void srv_route_messages(srv *s, srv_call *c);
 void srv_route_count(srv *s, srv_call *c);
+void srv_route_tokenizer(srv *s, srv_call *c);
 void srv_route_tokenize(srv *s, srv_call *c);
 void srv_route_detokenize(srv *s, srv_call *c);
 void srv_route_template(srv *s, srv_call *c);

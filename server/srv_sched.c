@@ -573,9 +573,11 @@ kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, bool skip, kvd_err *err)
 }
 
 /* What is known of the prompt is there. */
+/* Its first event says how much of the prompt is cached, which is known here. */
 static void begin_evaluation(srv_engine *e, srv_slot *s, srv_gen *g)
 {
     const uint32_t kept = s->n;
+    const bool new      = !g->counted;
 
     s->n       = kvd_seq_len(e->p.session, number_of(e, s));
     g->loading = false;
@@ -583,6 +585,15 @@ static void begin_evaluation(srv_engine *e, srv_slot *s, srv_gen *g)
     count_cached(e, g, kept < s->n ? kept : s->n, s->n);
     if (g->job->req.debug_cache && g->choice == 0 && g->n_token == g->n_prompt)
         explain(e, g, s->n);
+    if (new) {
+        srv_event *ev = srv_event_new(SRV_EVENT_START, g->choice, NULL, 0, 0);
+
+        if (ev)
+            ev->n_cached = s->n;
+        srv_tell(e, g->job, ev);
+    }
+    if (new && g->job->req.echo && !g->echo)
+        srv_gen_tell_echo(g, e);
 }
 
 /* The slot whose prompt is being read for longest; NULL: none is. */
@@ -647,8 +658,7 @@ static uint32_t kept_of(const srv_engine *e, const srv_slot *s, const srv_gen *g
 
 static void start(srv_engine *e, srv_gen *g, const spot *at)
 {
-    srv_slot *s      = at->slot;
-    const bool new   = g->token == NULL;
+    srv_slot  *s     = at->slot;
     const bool first = g->job->usage.queue_ns == 0;
     kvd_err    err   = { 0 };
     kvd_status st    = srv_gen_open(g, e->p.model, e->p.n_ctx, &err);
@@ -677,10 +687,6 @@ static void start(srv_engine *e, srv_gen *g, const spot *at)
     kvd_hold_close(g->hold);
     g->hold  = NULL;
     g->asked = false;
-    if (new)
-        srv_tell(e, g->job, srv_event_new(SRV_EVENT_START, g->choice, NULL, 0, 0));
-    if (new && g->job->req.echo && !g->echo)
-        srv_gen_tell_echo(g, e);
 }
 
 static bool has_idle(const srv_engine *e)

@@ -43,9 +43,12 @@ void     srv_put_tiers(const srv_usage *u, kvd_buf *b);
 /* ,"timings":...  and what debug_cache asked for, behind usage */
 void srv_put_extras(const srv_job *j, kvd_buf *b);
 /* A token's text as a JSON string; its bytes as an array. */
-void        srv_put_token(const srv *s, int32_t id, kvd_buf *b);
-void        srv_put_token_bytes(const srv *s, int32_t id, kvd_buf *b);
-void        srv_put_logprob(float x, kvd_buf *b);
+void srv_put_token(const srv *s, int32_t id, kvd_buf *b);
+void srv_put_token_bytes(const srv *s, int32_t id, kvd_buf *b);
+void srv_put_logprob(float x, kvd_buf *b);
+/* ,"name":... of a function, by the name that the template was shown (srv_namespace.c); behind its
+ * "namespace" where it has one */
+void        srv_put_function(const srv_request *r, const char *flat, size_t len, kvd_buf *b);
 const char *srv_finish_name(srv_finish f);
 /* {"id":...,"object":OBJECT,"created":...,"model":... */
 void srv_put_head(const srv *s, const srv_job *j, const char *object, kvd_buf *b);

@@ -4,7 +4,7 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static void put_tokens(const srv *s, const srv_input *in, bool pieces, kvd_buf *b)
+static void put_tokens(const srv *s, const srv_input *in, bool pieces, bool strings, kvd_buf *b)
 {
     kvd_buf_puts(b, "{\"tokens\":[");
     for (uint32_t i = 0; i < in->n; i++) {
@@ -18,33 +18,74 @@ static void put_tokens(const srv *s, const srv_input *in, bool pieces, kvd_buf *
         srv_put_token(s, in->token[i], b);
         kvd_buf_putc(b, '}');
     }
-    kvd_buf_printf(b, "],\"count\":%u}", in->n);
+    kvd_buf_printf(b, "],\"count\":%u,\"max_model_len\":%u,\"token_strs\":", in->n, s->plan.n_ctx);
+    for (uint32_t i = 0; strings && i < in->n; i++) {
+        kvd_buf_putc(b, i ? ',' : '[');
+        srv_put_token(s, in->token[i], b);
+    }
+    kvd_buf_puts(b, !strings ? "null}" : in->n ? "]}" : "[]}");
+}
+
+/* A text that is a special token's and nothing else is that token: clients ask for its id so. */
+static bool is_special(const srv_fields *f, const json_t *text, srv_input *out)
+{
+    const size_t   len = json_string_length(text);
+    const kvd_span all = { 0, len };
+    int32_t        id  = -1;
+    size_t         n   = 0;
+    kvd_err        err = { 0 };
+
+    if (len == 0 || kvd_tokenize(f->s->model, json_string_value(text), len, &all, 1, false, &id, 1,
+                                 &n, &err) != KVD_OK)
+        return false;
+    if (n != 1 || !kvd_token_is_special(f->s->model, id) ||
+        !(out->token = kvd_malloc(sizeof(*out->token))))
+        return false;
+    out->token[0] = id;
+    out->n        = 1;
+    return true;
+}
+
+/* llama-server's content, or vLLM's prompt with its names and what it takes for granted. */
+static bool tokenize(srv_fields *f, srv_input *in)
+{
+    const json_t *content = srv_get(f->root, "content"), *prompt = srv_get(f->root, "prompt");
+    const json_t *text = prompt ? prompt : content;
+    const char   *name = prompt ? "prompt" : "content";
+    bool          bos  = prompt != NULL;
+
+    srv_get_bool(f, f->root, "add_special", &bos);
+    srv_get_bool(f, f->root, "add_special_tokens", &bos);
+    if (content && prompt)
+        return srv_fields_bad(f, "prompt", "not together with content");
+    if (!json_is_string(text))
+        return srv_fields_bad(f, name, "%sexpected a string", text ? "" : "is missing: ");
+    if (f->bad || (prompt && !bos && is_special(f, prompt, in)))
+        return !f->bad;
+    return srv_tokenize(f, json_string_value(text), json_string_length(text), NULL, 0, bos, in);
 }
 
 void srv_route_tokenize(srv *s, srv_call *c)
 {
-    static const char *const names[]   = { "content", "add_special", "with_pieces", "model" };
+    static const char *const names[]   = { "content",          "add_special",
+                                           "with_pieces",      "model",
+                                           "prompt",           "add_special_tokens",
+                                           "return_token_strs" };
     static const srv_refused refused[] = {
         { "messages", "", "use content; /v1/messages/count_tokens counts those of messages" },
-        { "prompt", "", "use content" },
         { "parse_special", "false", "a client's text never becomes special tokens: leave it out" }
     };
     srv_fields f;
-    srv_input  in  = { 0 };
-    bool       bos = false, pieces = false;
+    srv_input  in     = { 0 };
+    bool       pieces = false, strings = false;
 
     if (srv_fields_open(&f, s, c)) {
-        const json_t *text = srv_get(f.root, "content");
-
         srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
-        srv_get_bool(&f, f.root, "add_special", &bos);
         srv_get_bool(&f, f.root, "with_pieces", &pieces);
-        if (!json_is_string(text))
-            srv_fields_bad(&f, "content", "%sexpected a string", text ? "" : "is missing: ");
-        if (!f.bad && srv_tokenize(&f, json_string_value(text), json_string_length(text), NULL, 0,
-                                   bos, &in)) {
+        srv_get_bool(&f, f.root, "return_token_strs", &strings);
+        if (tokenize(&f, &in)) {
             c->reply.status = 200;
-            put_tokens(s, &in, pieces, &c->reply.body);
+            put_tokens(s, &in, pieces, strings, &c->reply.body);
         }
     }
     kvd_free(in.token);
@@ -93,6 +134,8 @@ void srv_route_detokenize(srv *s, srv_call *c)
         if (!f.bad && detokenize(&f, srv_get(f.root, "tokens"), &text)) {
             c->reply.status = 200;
             kvd_buf_puts(&c->reply.body, "{\"content\":");
+            srv_put_string(&c->reply.body, text.data ? text.data : "", text.len);
+            kvd_buf_puts(&c->reply.body, ",\"prompt\":"); /* vLLM's name */
             srv_put_string(&c->reply.body, text.data ? text.data : "", text.len);
             kvd_buf_putc(&c->reply.body, '}');
             c->reply.body.oom = c->reply.body.oom || text.oom;

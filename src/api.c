@@ -115,6 +115,8 @@ kvd_status kvd_model_get_info(const kvd_model *m, kvd_model_info *out)
          .n_thread           = m->be->n_thread,
          .n_ctx_train        = hp->n_ctx_train,
          .kv_bytes_per_token = kv * (m->precise ? 4 : 2),
+         .bos_token          = tok_bos(m->tok),
+         .eos_token          = tok_eos(m->tok),
     };
 
     KVD_TRY(check_out_log(out, "kvd_model_info"));

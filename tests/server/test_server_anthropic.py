@@ -236,8 +236,9 @@ def test_errors():
                                            "input_schema": {"not": {"type": "null"}}}])
         bad("tool_choice: ", tools=[TOOL], tool_choice={"type": "tool", "name": "clock"})
         bad("tool_choice: ", tool_choice={"type": "any"})
-        bad("thinking: ", thinking={"type": "enabled", "budget_tokens": 1024})
-        bad("output_config: ", output_config={"effort": "high"})
+        bad("thinking.type: ", thinking={"type": 5})
+        bad("thinking", thinking="enabled")
+        bad("output_config.effort: ", output_config={"effort": "huge"})
         bad("output_config: ", tools=[TOOL],
             output_config={"format": {"type": "json_schema", "schema": CITY}})
         raises(anthropic.NotFoundError, lambda: c.messages.batches.list())

@@ -80,6 +80,11 @@ def test_schemas_of_their_own():
     with Server("--deterministic") as s:
         for path, ask in ASKS.items():
             ask = {**ask, "logit_bias": DENSE}
+            got = text_of(path, s.post(path, {**ask, "structured_outputs": {"json": PAIR}}))
+            assert json.loads(got)["b"] == "yes", (path, got)
+            got = text_of(path, s.post(path, {**ask, "structured_outputs": {"json_object": True},
+                                              "logit_bias": {**DENSE, "93": 100}}))
+            assert got.startswith("{"), (path, got)
             for field in ("json_schema", "guided_json"):
                 got = json.loads(text_of(path, s.post(path, {**ask, field: PAIR})))
                 assert got == {"a": got["a"], "b": "yes"}, (path, field, got)
@@ -211,7 +216,9 @@ MISPLACED = (  # path, field, value, what is named (from where it begins), what 
     (RESPONSES, "input", [{"type": "function_call_output", "call_id": "1", "output": [
         {"type": "input_image"}]}], "input[0].output[0].type", f'"input_image" {ONLY} input_text'),
     (RESPONSES, "tools", [5], "tools[0]", "expected an object"),
-    (RESPONSES, "tools", [{"type": "web_search"}], "tools[0].type", f'"web_search" {ONLY}'),
+    (RESPONSES, "tools", [{"type": 5}], "tools[0].type", "expected a string; supported here: func"),
+    (RESPONSES, "tool_choice", {"type": "web_search"}, "tool_choice.type",
+     f'"web_search" {ONLY} function'),
     (RESPONSES, "tool_choice", "often", "tool_choice", f'"often" {ONLY}'),
     (MESSAGES, "messages", [5, *HELLO], "messages[0]", "expected an object"),
     (MESSAGES, "messages", [KING], "messages[0].role", f'"king" {ONLY} user, assistant, system'),
@@ -329,8 +336,9 @@ def test_fields_are_documented():
 
 
 # What one route has and another has not, and changes no answer there.
-INDIFFERENT = set("""access_programs background background_options cache_control container
-    context_management diagnostics image include inference_geo max_tool_calls metadata moderation
+INDIFFERENT = set("""access_programs background background_options cache_control client_metadata
+    container context_management diagnostics image include inference_geo max_tool_calls metadata
+    moderation
     prediction prompt_cache_key prompt_cache_options prompt_cache_retention return_progress
     safety_identifier service_tier speed store stream_options truncation user user_profile_id
     workspace_id""".split())
@@ -436,7 +444,9 @@ WAYS = (
     (CHAT, "guided_choice", ["a", "b"], '{"enum": [...]}'),
     (CHAT, "guided_regex", "a+", '"pattern"'),
     (CHAT, "guided_grammar", "x", "use a JSON schema"),
-    (CHAT, "structured_outputs", {"json": PAIR}, "its json is one"),
+    (CHAT, "structured_outputs", {"regex": "a"}, "regex: is not supported here, only json and"),
+    (CHAT, "structured_outputs", {"json": PAIR, "json_object": True}, "expected one of them"),
+    (CHAT, "structured_outputs", {"json": "x"}, "json: expected a schema, an object"),
     (CHAT, "n_probs", 5, "use logprobs with top_logprobs"),
     (CHAT, "mirostat", 2, "use temperature"),
     (CHAT, "input", "x", "it belongs to /v1/responses: use messages"),
@@ -452,8 +462,6 @@ WAYS = (
     (RESPONSES, "previous_response_id", "resp_1", "each request brings all"),
     (RESPONSES, "response_format", {"type": "json_object"}, "text.format in /v1/responses"),
     (MESSAGES, "stop", "x", "use stop_sequences"),
-    (MESSAGES, "output_config", {"effort": "low"}, "effort: is not supported here; use chat_tem"),
-    (RESPONSES, "text", {"verbosity": "low"}, "verbosity: is not supported here; say it in"),
     (CHAT, "logit_bias", [[15, -100]], 'expected an object of biases by token: {"15": -100}'),
     (CHAT, "logit_bias", {"a": 1}, '"a" is none of this model\'s tokens, 0 to '),
     (CHAT, "logit_bias", {"264": 1}, "0 to 263 (/tokenize"),
@@ -461,7 +469,6 @@ WAYS = (
     (CHAT, "model", 5, "the server has one model"),
     (CHAT, "messages", None, "is missing: expected a list of 1 to 8192 messages"),
     (CHAT, "messages", [], "expected a list of 1 to 8192 messages"),
-    (CHAT, "stream_options", {}, "only with stream: true"),
     (CHAT, "top_logprobs", 2, "only with logprobs: true"),
     (COMPLETION, "prompt", None, "is missing: expected a text, a list of texts, or of tokens"),
     (COMPLETION, "prompt", [1, 264], "entry 1 is none of this model's tokens, 0 to 263"),
@@ -470,7 +477,7 @@ WAYS = (
     (MESSAGES, "max_tokens", None, "is missing: expected the most tokens"),
     (MESSAGES, "messages", [*HELLO, {"role": "assistant", "content": "x"}], "end with the user's"),
     ("/tokenize", "content", None, "is missing: expected a string"),
-    ("/tokenize", "prompt", "x", "use content"),
+    ("/tokenize", "prompt", 5, "expected a string"),
     ("/tokenize", "messages", HELLO, "/v1/messages/count_tokens"),
     ("/tokenize", "parse_special", True, "leave it out"),
     ("/detokenize", "tokens", None, "is missing: expected a list of tokens"),

@@ -282,7 +282,8 @@ def test_responses_errors():
         bad("input[1].type", input=[{"role": "user", "content": "x"}, {"type": "item_reference",
                                                                   "id": "x"}])
         bad("previous_response_id", previous_response_id="resp_1")
-        bad("tools[0].type", tools=[{"type": "web_search"}])
+        bad("tool_choice.type", tools=[WEATHER, {"type": "web_search"}],
+            tool_choice={"type": "web_search"})
         bad("tool_choice", tools=[WEATHER], tool_choice={"type": "function", "name": "clock"})
         bad("max_output_tokens", max_output_tokens=-1)
         bad("store", store=True)

@@ -308,7 +308,7 @@ def test_refuses():
                "tools": [{"type": "function", "name": "f"}]}
         s.post("/v1/responses", {**ask, "tool_choice": {"type": "function", "name": "f"}})
         s.error("/v1/responses", {**ask, "tool_choice": {"type": "custom", "name": "f"}},
-                "tool_choice")
+                "tool_choice.type")
         deep = {"name": "f", "arguments": '{"a":' * 100 + "1" + "}" * 100}
         s.post("/apply-template", {"messages": HELLO + [{"role": "assistant", "content": "",
                                                          "tool_calls": [{"function": deep}]}]})
