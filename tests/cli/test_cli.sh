@@ -46,11 +46,11 @@ expect "answer by a schema" 0 '"text":"\[1, ?2\]".*"finish_reason":"stop"' \
     "$kvd" run -m $tiny/qwen2.gguf --raw -p hello -n 30 --temp 1 --seed 5 --json \
     --json-schema '{"enum":[[1,2]]}' -l 9-100,10-100,13-100,32-100
 dense=9-100,10-100,13-100,32-100
-for n in 9007199254740993 -9007199254740993 9223372036854775807 -9223372036854775808 \
+for number in 9007199254740993 -9007199254740993 9223372036854775807 -9223372036854775808 \
     18446744073709551615 123456789012345678901234567890; do
-    expect "exactly $n" 0 "\"text\":\"$n\".*\"finish_reason\":\"stop\"" \
+    expect "exactly $number" 0 "\"text\":\"$number\".*\"finish_reason\":\"stop\"" \
         "$kvd" run -m $tiny/qwen2.gguf --raw -p hello -n 60 --temp 1 --seed 5 --json \
-        --json-schema "{\"type\":\"integer\",\"minimum\":$n,\"maximum\":$n}" -l $dense
+        --json-schema "{\"type\":\"integer\",\"minimum\":$number,\"maximum\":$number}" -l $dense
 done
 expect "as the schema spells it" 0 '"text":"0.[17]".*"finish_reason":"stop"' \
     "$kvd" run -m $tiny/qwen2.gguf --raw -p hello -n 60 --temp 1 --seed 5 --json \
