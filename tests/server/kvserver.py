@@ -28,14 +28,14 @@ SLOW = float(os.environ.get("KVD_TEST_SLOW", "1"))
 PATIENCE = 600 * min(SLOW, 2)
 
 
-def use_clients():
+def use_clients(name="clients"):
     """Goes on in the Python that scripts/get-clients made; without it the test is skipped."""
-    if pathlib.Path(sys.executable).parents[1].name == "clients":
+    if pathlib.Path(sys.executable).parents[1].name == name:
         return
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    python = os.path.join(cache, "kvdrive/clients/bin/python")
+    python = os.path.join(cache, "kvdrive", name, "bin/python")
     if not os.path.exists(python):
-        print("skipped: no clients (scripts/get-clients)")
+        print(f"skipped: no {name} (scripts/get-clients)")
         sys.exit(77)
     os.execv(python, [python, *sys.argv])
 
