@@ -744,17 +744,42 @@ KVD_API KVD_MUST_USE kvd_status kvd_sampler_pick(kvd_sampler *sm, const kvd_sess
 typedef struct kvd_grammar     kvd_grammar;
 typedef struct kvd_tool_stream kvd_tool_stream;
 
-typedef enum kvd_tool_format {                   /* how a model writes tool calls */
-                               KVD_TOOLS_NONE,   /* in none of these ways, as far as its template
-                                                    tells */
-                               KVD_TOOLS_HERMES, /* <tool_call>{"name","arguments"}</tool_call> */
-                               KVD_TOOLS_LLAMA3 /* {"name","parameters"}, also behind <|python_tag|>
-                                                 */
+/* How a model writes tool calls; docs/structured.md shows each form. */
+typedef enum kvd_tool_format {
+    KVD_TOOLS_NONE,     /* in none of these ways, as far as its template tells */
+    KVD_TOOLS_HERMES,   /* <tool_call>{"name","arguments"}</tool_call> */
+    KVD_TOOLS_LLAMA3,   /* {"name","parameters"}, also behind <|python_tag|> */
+    KVD_TOOLS_PHI4,     /* <|tool_call|>{"name","arguments"}<|/tool_call|> */
+    KVD_TOOLS_GRANITE,  /* <|tool_call|>[{"name","arguments"}, ..] */
+    KVD_TOOLS_MISTRAL,  /* [TOOL_CALLS][{"name","arguments","id"}, ..] */
+    KVD_TOOLS_DEEPSEEK, /* a name and a fenced block of JSON between marks of their own */
+    KVD_TOOLS_HARMONY,  /* gpt-oss: <|channel|>commentary to=functions.NAME .. */
+    KVD_TOOLS_SEED,     /* <seed:tool_call><function=NAME><parameter=P>VALUE</parameter>.. */
+    KVD_TOOLS_QWEN_XML  /* the same within <tool_call> */
 } kvd_tool_format;
 KVD_API kvd_tool_format kvd_model_tool_format(const kvd_model *m); /* told from the chat template */
-/* A special token whose text belongs to the format: show it to kvd_tool_feed() (kvd_detok_feed()
- * with show_special). */
+/* A special token whose text belongs to a form of calls or of reasoning: show it to kvd_tool_feed()
+ * (kvd_detok_feed() with show_special). */
 KVD_API bool kvd_token_is_tool_mark(const kvd_model *m, int32_t token);
+
+/* How a model writes what it thinks before it answers. */
+typedef enum kvd_reasoning {
+    KVD_REASONING_NONE,   /* not at all, as far as its template tells */
+    KVD_REASONING_THINK,  /* <think>..</think> */
+    KVD_REASONING_SEED,   /* <seed:think>..</seed:think> */
+    KVD_REASONING_HARMONY /* gpt-oss: messages of the channel "analysis" */
+} kvd_reasoning;
+
+/* Where an answer begins. */
+typedef enum kvd_reasoning_state {
+    KVD_REASONING_MAY,   /* it may reason first */
+    KVD_REASONING_OPEN,  /* inside of reasoning: the prompt ends with its opening mark */
+    KVD_REASONING_CANNOT /* behind reasoning, or there is none */
+} kvd_reasoning_state;
+/* The form, told from the chat template; *state (may be NULL) for an answer to this prompt, as
+ * kvd_chat_render() wrote it. */
+KVD_API kvd_reasoning kvd_chat_reasoning(const kvd_model *m, const char *prompt, size_t len,
+                                         kvd_reasoning_state *state);
 
 typedef enum kvd_tool_choice {
     KVD_TOOL_CHOICE_AUTO,    /* text, or calls: constrained from a call's mark on */
@@ -768,8 +793,14 @@ typedef struct kvd_grammar_params {
     bool            json_object; /* any JSON object */
     const char     *tools_json;  /* array of OpenAI function tools */
     kvd_tool_choice tool_choice;
-    const char     *tool_name;   /* the one function that may be called; NULL: any */
+    const char     *tool_name;   /* the one function that may be called, once; NULL: any */
     bool            single_call; /* at most one call */
+
+    uint32_t        max_calls;   /* 0: 16 */
+    kvd_tool_format tool_format; /* NONE: the model's own */
+    /* Reasoning comes first, unconstrained, where it may or has begun; NONE: no reasoning. */
+    kvd_reasoning       reasoning;
+    kvd_reasoning_state reasoning_state;
 } kvd_grammar_params;
 #define KVD_GRAMMAR_PARAMS_INIT KVD_SIZED(kvd_grammar_params)
 
@@ -798,10 +829,11 @@ KVD_API void   kvd_sampler_save_place(const kvd_sampler *sm, void *place);
 KVD_API void   kvd_sampler_load_place(kvd_sampler *sm, const void *place);
 
 typedef enum kvd_tool_event_kind {
-    KVD_TOOL_EVENT_TEXT,  /* text: what is no call */
-    KVD_TOOL_EVENT_BEGIN, /* a call; text: the function's name */
-    KVD_TOOL_EVENT_DELTA, /* text: more of the JSON of its arguments */
-    KVD_TOOL_EVENT_END    /* of the call; complete says whether its JSON was */
+    KVD_TOOL_EVENT_TEXT,     /* text: what is no call */
+    KVD_TOOL_EVENT_BEGIN,    /* a call; text: the function's name */
+    KVD_TOOL_EVENT_DELTA,    /* text: more of the JSON of its arguments */
+    KVD_TOOL_EVENT_END,      /* of the call; complete says whether its JSON was */
+    KVD_TOOL_EVENT_REASONING /* text: reasoning, without its marks */
 } kvd_tool_event_kind;
 
 typedef struct kvd_tool_event {
@@ -818,6 +850,18 @@ typedef struct kvd_tool_event {
  * joined, do not depend on how the text is cut.  What begins like a call and is none is text. */
 KVD_API KVD_MUST_USE kvd_status kvd_tool_open(kvd_tool_stream **out, kvd_tool_format format,
                                               kvd_err *err);
+typedef struct kvd_answer_params {
+    size_t          struct_size;
+    kvd_tool_format tools;         /* NONE: there are no calls */
+    const char     *tools_json;    /* array of OpenAI function tools, or NULL: forms that do not
+                                      show the types of arguments take them from here */
+    kvd_reasoning       reasoning; /* NONE: none is told apart */
+    kvd_reasoning_state reasoning_state;
+} kvd_answer_params;
+#define KVD_ANSWER_PARAMS_INIT KVD_SIZED(kvd_answer_params)
+/* The same, with reasoning told apart, too. */
+KVD_API KVD_MUST_USE kvd_status kvd_answer_open(kvd_tool_stream **out, const kvd_answer_params *p,
+                                                kvd_err *err);
 KVD_API void                    kvd_tool_close(kvd_tool_stream *s);
 KVD_API KVD_MUST_USE kvd_status kvd_tool_feed(kvd_tool_stream *s, const char *text, size_t len,
                                               kvd_err *err);
@@ -830,6 +874,7 @@ KVD_API KVD_MUST_USE kvd_status kvd_tool_cut(kvd_tool_stream *s, bool more, kvd_
 /* The next event of what was fed; false: there is none, or out does not say its size, which the
  * next feed, flush or cut then fails for. */
 KVD_API bool kvd_tool_next(kvd_tool_stream *s, kvd_tool_event *out);
+KVD_API bool kvd_tool_reasons(const kvd_tool_stream *s); /* what was fed ends in reasoning */
 
 #ifdef __cplusplus
 }

@@ -714,7 +714,15 @@ kvd_tool_format kvd_model_tool_format(const kvd_model *m)
 
 bool kvd_token_is_tool_mark(const kvd_model *m, int32_t token)
 {
-    return m->tok && m->tools != KVD_TOOLS_NONE && tool_is_mark(m->tok, token);
+    return m->tok && tool_is_mark(m->tok, token);
+}
+
+kvd_reasoning kvd_chat_reasoning(const kvd_model *m, const char *prompt, size_t len,
+                                 kvd_reasoning_state *state)
+{
+    if (state)
+        *state = tool_reasoning_state(m->reasoning, prompt, len);
+    return m->reasoning;
 }
 
 kvd_status kvd_grammar_open(kvd_grammar **out, const kvd_model *m, const kvd_grammar_params *p,
@@ -782,13 +790,29 @@ void kvd_sampler_load_place(kvd_sampler *sm, const void *place)
 
 kvd_status kvd_tool_open(kvd_tool_stream **out, kvd_tool_format format, kvd_err *err)
 {
-    kvd_tool_stream *t = kvd_calloc(1, sizeof(*t));
-    kvd_status       st;
+    kvd_answer_params p = KVD_ANSWER_PARAMS_INIT;
+
+    p.tools = format;
+    return kvd_answer_open(out, &p, err);
+}
+
+kvd_status kvd_answer_open(kvd_tool_stream **out, const kvd_answer_params *p, kvd_err *err)
+{
+    kvd_answer_params q;
+    tool_desc         d;
+    kvd_tool_stream  *t;
+    kvd_status        st;
 
     *out = NULL;
+    KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_answer_params", err));
+    d = (tool_desc){ .format     = q.tools,
+                     .tools_json = q.tools_json,
+                     .reasoning  = q.reasoning,
+                     .state      = q.reasoning_state };
+    t = kvd_calloc(1, sizeof(*t));
     if (!t)
         return kvd_fail(err, KVD_E_NOMEM, 0, "tool calls: no memory");
-    st = tool_stream_open(&t->s, format, err);
+    st = tool_stream_open(&t->s, &d, err);
     if (st == KVD_OK)
         *out = t;
     else
@@ -828,6 +852,11 @@ kvd_status kvd_tool_cut(kvd_tool_stream *t, bool more, kvd_err *err)
 {
     KVD_TRY(check_events(t, err));
     return tool_stream_cut(t->s, more, err);
+}
+
+bool kvd_tool_reasons(const kvd_tool_stream *t)
+{
+    return tool_stream_reasons(t->s);
 }
 
 bool kvd_tool_next(kvd_tool_stream *t, kvd_tool_event *out)

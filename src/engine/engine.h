@@ -30,6 +30,7 @@ struct kvd_model {
     tmpl                 *tmpl;      /* NULL: the model has none */
     char                 *tmpl_text; /* zero-terminated source of tmpl */
     kvd_tool_format       tools;     /* told from it */
+    kvd_reasoning         reasoning; /* likewise */
     _Atomic(gram_vocab *) trie;      /* of tok; made when the first grammar is opened */
     char                  name[128], file_type[16];
     bool                  precise;

@@ -219,8 +219,9 @@ static kvd_status open_template(kvd_model *m, const char *given, kvd_err *err)
     m->tmpl_text = kvd_strndup(text.data, text.len);
     if (!m->tmpl_text)
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the chat template");
-    m->tools = tool_format_of(text.data, text.len);
-    st       = tmpl_open(&m->tmpl, text.data, text.len, &why);
+    m->tools     = tool_format_of(text.data, text.len);
+    m->reasoning = tool_reasoning_of(text.data, text.len);
+    st           = tmpl_open(&m->tmpl, text.data, text.len, &why);
     if (st == KVD_OK)
         st = test_template(m, &why);
     if (st == KVD_OK || st == KVD_E_NOMEM) {
@@ -430,10 +431,13 @@ kvd_status engine_grammar_open(gram **out, kvd_model *m, const kvd_grammar_param
     const gram_desc d = { .schema_json = p->schema_json,
                           .json_object = p->json_object,
                           .tools_json  = p->tools_json,
-                          .format      = m->tools,
+                          .format      = p->tool_format ? p->tool_format : m->tools,
                           .choice      = p->tool_choice,
                           .tool_name   = p->tool_name,
-                          .single_call = p->single_call };
+                          .single_call = p->single_call,
+                          .max_calls   = p->max_calls,
+                          .reasoning   = p->reasoning,
+                          .state       = p->reasoning_state };
 
     *out = NULL;
     KVD_TRY(open_trie(m, err));

@@ -181,11 +181,11 @@ static void find_needs(gram_build *b)
 static void check_functions(gram_build *b)
 {
     const char *name;
-    json_t     *rule;
+    json_t     *node;
 
-    json_object_foreach(b->functions, name, rule)
+    json_object_foreach(b->functions, name, node)
     {
-        if (b->st == KVD_OK && b->rule[json_integer_value(rule)].height == GRAM_NONE)
+        if (b->st == KVD_OK && b->node[json_integer_value(node)].need == GRAM_NONE)
             gram_refuse(b, "no arguments fit function '%.60s'", name);
     }
 }
@@ -248,17 +248,18 @@ kvd_status gram_open(gram **out, const gram_vocab *v, const gram_desc *d, kvd_er
     gram_build b;
     kvd_buf    notes = { 0 };
     gram      *g;
-    uint32_t   start;
+    uint32_t   start, behind;
     kvd_status st;
 
     *out = NULL;
     KVD_TRY(check_desc(d, err));
     build_open(&b, err);
-    start = gram_node_new(&b);
+    start  = gram_node_new(&b);
+    behind = gram_think(&b, start, d);
     if (b.st == KVD_OK && d->tools_json)
-        gram_tools(&b, start, d, &notes);
+        gram_tools(&b, behind, d, &notes);
     else if (b.st == KVD_OK)
-        write_schema(&b, start, d);
+        write_schema(&b, behind, d);
     finish(&b, start);
     g = b.st == KVD_OK ? kvd_calloc(1, sizeof(*g)) : NULL;
     if (!g)

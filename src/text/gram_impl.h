@@ -12,11 +12,15 @@
  *   gram_string.c   enum, pattern, format, length
  *   gram_names.c    names of properties
  *   gram_tool.c     tool calls around the schemas of functions
+ *   gram_param.c    arguments that are written without JSON around them
+ *   gram_until.c    free text up to a mark, reasoning
  *   gram_sets.c     lists of numbers, each kept once
  *   gram_run.c      the automaton as it runs: sets of nodes, transitions, frames
  *   gram_vocab.c    the prefix trie of a vocabulary
  *   gram_mask.c     which tokens may come next
- *   tool_stream.c   generated text to events
+ *   tool_form.c     forms of calls and of reasoning, a row each
+ *   tool_stream.c   generated text to events; tool_head.c: the head of a call
+ *   tool_write.c    calls and tools as text
  *
  * A grammar is a set of *rules*, each a nondeterministic automaton over bytes.  A rule is entered
  * by its opening byte ({, [ or ") and left by its closing one, so what is open is told by the text
@@ -286,7 +290,7 @@ typedef struct gram_build {
 
     json_t   *root;      /* of $ref; NULL: no schema is being written */
     json_t   *made;      /* array: owns what merging made */
-    json_t   *functions; /* object: name -> rule, of tool calls; NULL: none */
+    json_t   *functions; /* object: name -> node before the call's body; NULL: no tool calls */
     gram_map  expanded, merged, rules;
     gram_job *job;
     uint32_t  n_job, cap_job, n_done; /* done: of the first ones the rules are written */
@@ -420,9 +424,24 @@ json_t *gram_names_that_fit(gram_build *b, json_t *names, json_t *object);
 /* The rule of the names that fit it, but for those of `taken`. */
 uint32_t gram_names_rule(gram_build *b, json_t *names, json_t *taken);
 
+/* ---- gram_until.c ---------------------------------------------------------------------- */
+
+#define GRAM_MAX_MARKS 2
+
+/* Any text from node `start` on, up to the first of n marks, behind which to[i] is; its nodes have
+ * these flags.  first: bytes with which it does not begin (NULL: none); seen: text that stands
+ * before it, "" or the beginning of a mark. */
+void gram_until(gram_build *b, uint32_t start, const tok_str *mark, const uint32_t *to, size_t n,
+                uint8_t flags, const char *first, const char *seen);
+/* Reasoning, where the description has it, before what is written from the returned node on. */
+uint32_t gram_think(gram_build *b, uint32_t start, const gram_desc *d);
+
 /* ---- gram_tool.c ----------------------------------------------------------------------- */
 
 /* The whole of a grammar of tool calls; notes gets what was relaxed. */
 void gram_tools(gram_build *b, uint32_t from, const gram_desc *d, kvd_buf *notes);
+/* gram_param.c: the parameters of a function (NULL: any) between two nodes, each in its mark.  Of
+ * text alone an enum is applied: false where more is asked of some. */
+bool gram_params(gram_build *b, uint32_t from, uint32_t to, json_t *parameters);
 
 #endif

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gram_tool.c - grammars of tool calls: marks and text around {"name": .., "arguments": {..}}.
+/* gram_tool.c - grammars of tool calls: the texts of a form around names and arguments.
  *
- * Every function is a rule of its own, so the name that was written decides which parameters
- * follow. With `auto`, text is an automaton, too: it looks for the opening mark as Knuth, Morris
- * and Pratt do, and behind it only a call goes on.  Where calls have no mark of their own (Llama
- * 3), an answer that begins with { is one. */
+ * Every function has a way of its own between the nodes before and behind a call, so the name that
+ * was written decides which parameters follow.  With `auto`, any text may come up to the mark of a
+ * call, and behind it only a call goes on.  Where calls need no mark (Llama 3), an answer that
+ * begins with { is one. */
 #include <string.h>
 
 #include "text/gram_impl.h"
+#include "text/tool_form.h"
 
 typedef struct tools {
     gram_build      *b;
     const gram_desc *d;
+    const tool_form *f;
     kvd_buf         *notes;
     uint32_t         key_name, key_args; /* rules */
     uint32_t         before, behind;     /* nodes around a call */
@@ -34,15 +36,40 @@ static uint32_t white_node(gram_build *b)
     return node;
 }
 
+/* Nodes of a text of the form, without the white space at its ends. */
+static uint32_t literal(gram_build *b, uint32_t from, const char *text)
+{
+    const tok_str t = tool_trim(text);
+
+    return gram_literal(b, from, t.data, t.len);
+}
+
+/* , "id": nine letters and digits */
+static void id_member(gram_build *b, uint32_t from, uint32_t to)
+{
+    json_t *schema =
+        gram_own(b, json_pack("{s:s, s:s}", "type", "string", "pattern", "^[a-zA-Z0-9]{9}$"));
+    uint32_t n[4];
+
+    for (int i = 0; i < 4; i++)
+        n[i] = white_node(b);
+    gram_eps(b, from, n[0]);
+    gram_byte(b, n[0], n[1], ',', ',', true);
+    gram_call(b, n[1], n[2], key_rule(b, "id"));
+    gram_byte(b, n[2], n[3], ':', ':', false);
+    if (schema)
+        gram_value(b, n[3], to, schema, NULL);
+}
+
 /* {"name": NAME, "arguments": PARAMETERS} */
 static uint32_t call_rule(tools *t, json_t *name, json_t *parameters)
 {
     gram_build    *b   = t->b;
     const uint32_t was = b->owner, rule = gram_rule_new(b, '{');
-    uint32_t       n[8];
+    uint32_t       n[9];
 
     b->owner = rule;
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 9; i++)
         n[i] = white_node(b);
     gram_call(b, n[0], n[1], t->key_name);
     gram_byte(b, n[1], n[2], ':', ':', false);
@@ -52,6 +79,10 @@ static uint32_t call_rule(tools *t, json_t *name, json_t *parameters)
     gram_byte(b, n[5], n[6], ':', ':', false);
     gram_value(b, n[6], n[7], parameters, NULL);
     gram_ret(b, n[7]);
+    if (t->f->id) {
+        id_member(b, n[7], n[8]);
+        gram_ret(b, n[8]);
+    }
     if (b->st == KVD_OK)
         b->rule[rule].start = n[0];
     gram_run_jobs(b);
@@ -81,46 +112,118 @@ static void forget(gram_build *b, const gram_build *was)
     b->path[0]                  = 0;
 }
 
-/* The schema of a function's arguments: an object in any case. */
-static json_t *parameters_of(gram_build *b, json_t *function)
+/* The schema of a function's arguments (NULL: it has none): an object in any case. */
+static json_t *parameters_of(gram_build *b, json_t *p)
 {
-    json_t *p = json_object_get(function, "parameters");
-
-    if (!p || json_is_null(p))
+    if (!p)
         return gram_own(b, json_pack("{s:s, s:{}}", "type", "object", "properties"));
     return gram_own(b, json_pack("{s:[O, {s:s}]}", "allOf", p, "type", "object"));
 }
 
-/* Adds the edge that calls a function; without "strict", any object where its schema cannot be
- * applied. */
+/* From `loose`, where white space may come, or `tight`, right behind a name, to a text of the form.
+ */
+static void behind_name(gram_build *b, uint32_t tight, uint32_t loose, const char *text,
+                        uint32_t to)
+{
+    const tok_str t = tool_trim(text);
+
+    gram_eps(b, gram_literal(b, loose, t.data, t.len), to);
+    if (!tool_plain_name(t.data, 1)) /* else it would belong to the name */
+        gram_eps(b, gram_literal(b, tight, t.data, t.len), to);
+}
+
+/* NAME, what may stand behind it, ARGUMENTS */
+static void named_call(tools *t, uint32_t at, const char *name, json_t *schema)
+{
+    gram_build    *b     = t->b;
+    const uint32_t tight = gram_literal(b, at, name, strlen(name)), args = white_node(b);
+    uint32_t       loose = white_node(b);
+
+    gram_byte(b, tight, loose, ' ', ' ', false);
+    gram_byte(b, tight, loose, '\n', '\n', false);
+    for (size_t i = 0; i < KVD_COUNTOF(t->f->skip) && t->f->skip[i]; i++) {
+        const uint32_t next = white_node(b);
+
+        gram_eps(b, loose, next);
+        behind_name(b, tight, loose, t->f->skip[i], next);
+        loose = next;
+    }
+    behind_name(b, tight, loose, t->f->mid, args);
+    gram_value(b, args, t->behind, schema, NULL);
+    gram_run_jobs(b);
+}
+
+/* <function=NAME> parameters </function> */
+static void params_call(tools *t, uint32_t at, const char *name, json_t *parameters)
+{
+    gram_build    *b   = t->b;
+    const uint32_t end = white_node(b);
+
+    at = gram_literal(b, at, TOOL_FUNCTION_OPEN, strlen(TOOL_FUNCTION_OPEN));
+    at = gram_literal(b, at, name, strlen(name));
+    at = gram_literal(b, at, ">", 1);
+    if (!gram_params(b, at, end, parameters))
+        kvd_buf_printf(t->notes,
+                       "%s%s: patterns, formats and lengths of texts are not applied in the "
+                       "template's form of calls",
+                       t->notes->len ? "\n" : "", b->what);
+    gram_eps(b, literal(b, end, TOOL_FUNCTION_CLOSE), t->behind);
+    gram_run_jobs(b);
+}
+
+/* A way of a function's calls from a new node on; its parameters are those of the schema, NULL:
+ * any.
+ */
+static uint32_t function_way(tools *t, json_t *name, json_t *parameters)
+{
+    gram_build    *b    = t->b;
+    const uint32_t from = gram_node_new(b);
+    const char    *s    = json_string_value(name);
+
+    if (t->f->body != TOOL_OBJECT && !tool_plain_name(s, json_string_length(name)))
+        gram_refuse(b, "the name cannot be written in the template's form of calls");
+    if (b->st != KVD_OK)
+        return from;
+    switch (t->f->body) {
+    case TOOL_OBJECT:
+        gram_call(b, from, t->behind, call_rule(t, name, parameters_of(b, parameters)));
+        break;
+    case TOOL_NAMED:
+        named_call(t, from, s, parameters_of(b, parameters));
+        break;
+    case TOOL_PARAMS:
+        params_call(t, from, s, parameters);
+        break;
+    }
+    return from;
+}
+
+/* Adds a function; without "strict", with any object where its schema cannot be applied. */
 static void add_function(tools *t, json_t *name, json_t *function)
 {
     gram_build *b      = t->b;
     const bool  strict = json_is_true(json_object_get(function, "strict"));
-    json_t     *schema = parameters_of(b, function);
+    json_t     *schema = json_object_get(function, "parameters");
     kvd_err     first, *err = b->err;
     gram_build  was;
-    uint32_t    rule;
+    uint32_t    way;
 
-    if (!schema)
-        return;
-    b->root = json_object_get(function, "parameters");
+    b->root = schema;
     was     = *b;
     b->err  = strict ? err : &first;
-    rule    = call_rule(t, name, schema);
+    way     = function_way(t, name, json_is_null(schema) ? NULL : schema);
     b->err  = err;
     if (!strict && b->st == KVD_E_INVAL && b->steps <= GRAM_MAX_STEPS) {
         forget(b, &was);
         kvd_buf_printf(t->notes, "%s%s; its arguments are any object", t->notes->len ? "\n" : "",
                        first.msg);
-        schema = gram_own(b, json_pack("{s:s}", "type", "object"));
-        rule   = call_rule(t, name, schema);
+        way = function_way(t, name, b->any);
     } else if (!strict && b->st != KVD_OK && err) {
         *err = first;
     }
-    gram_call(b, t->before, t->behind, rule);
+    gram_eps(b, t->before, way);
     if (b->st == KVD_OK &&
-        json_object_set_new(b->functions, json_string_value(name), json_integer(rule)) != 0)
+        json_object_set_new(b->functions, json_string_value(name), json_integer(way)) != 0)
         gram_no_memory(b);
 }
 
@@ -157,107 +260,132 @@ static void add_tool(tools *t, json_t *tool)
     b->root = NULL;
 }
 
-/* ---- text around calls -------------------------------------------------------------------------
+/* ---- what is around calls -----------------------------------------------------------------------
  */
 
-/* How much of mark has been seen once byte follows seen bytes of it. */
-static size_t matched(const char *mark, size_t seen, char byte)
+/* From behind one call to before the next: at most `most` calls in all. */
+static void next_call(tools *t, uint32_t from, uint32_t most)
 {
-    char   text[32];
-    size_t n = seen + 1;
+    gram_build    *b    = t->b;
+    const tok_str  next = tool_trim(t->f->next), begin = tool_trim(t->f->begin);
+    const tok_str  first = next.len ? next : begin;
+    const uint32_t gate = white_node(b), at = gram_node_new(b);
+    uint32_t       end;
 
-    memcpy(text, mark, seen);
-    text[seen] = byte;
-    while (n && memcmp(mark, text + (seen + 1 - n), n) != 0)
-        n--;
-    return n;
-}
-
-/* Edges of the bytes of free text from a node at which `seen` bytes of mark have come. */
-static void text_edges(gram_build *b, uint32_t from, size_t seen, const char *mark,
-                       const uint32_t *node, bool first)
-{
-    const size_t len = strlen(mark);
-    size_t       lo = 0, to = 0;
-
-    for (size_t c = 0; c <= 256; c++) {
-        const bool   out  = first && c < 256 && strchr("{ \t\n\r", (int)c) && c;
-        const size_t next = c == 256 ? SIZE_MAX : out ? SIZE_MAX - 1 : matched(mark, seen, (char)c);
-
-        if (c && next != to) {
-            if (to <= len)
-                gram_byte(b, from, node[to], (uint8_t)lo, (uint8_t)(c - 1), false);
-            lo = c;
-        }
-        to = next;
-    }
-}
-
-/* Free text up to a mark, behind which node[len] is. */
-static void free_text(tools *t, uint32_t start, const char *mark)
-{
-    gram_build  *b    = t->b;
-    const size_t len  = strlen(mark);
-    const bool   bare = t->d->format == KVD_TOOLS_LLAMA3; /* a call needs no mark */
-    uint32_t     node[32];
-
-    kvd_assert(len < KVD_COUNTOF(node));
-    for (size_t k = 0; k < len; k++)
-        node[k] = gram_node_new(b);
-    node[len] = t->before;
     if (b->st != KVD_OK)
         return;
-    for (size_t k = 0; k < len; k++) {
-        b->node[node[k]].flags |= GRAM_TEXT | GRAM_ACCEPT;
-        text_edges(b, node[k], k, mark, node, false);
+    kvd_assert(first.len > 0 && most > 1);
+    b->node[gate].max = most - 2;
+    gram_eps(b, from, gate);
+    gram_byte(b, gate, at, (uint8_t)first.data[0], (uint8_t)first.data[0], true);
+    end = gram_literal(b, at, first.data + 1, first.len - 1);
+    if (next.len && begin.len) {
+        const uint32_t white = white_node(b);
+
+        gram_eps(b, end, white);
+        end = gram_literal(b, white, begin.data, begin.len);
     }
-    if (!bare) {
-        gram_eps(b, start, node[0]);
+    gram_eps(b, end, t->before);
+}
+
+/* Behind a call: its end, then that of all calls, or another one. */
+static void after_call(tools *t)
+{
+    gram_build    *b    = t->b;
+    const uint32_t most = t->d->max_calls ? t->d->max_calls : TOOL_CALLS_MAX;
+    const bool     one  = t->d->single_call || t->d->tool_name || t->f->single || most == 1;
+    const uint32_t end  = literal(b, t->behind, t->f->end);
+    uint32_t       shut = end;
+
+    if (b->st != KVD_OK)
         return;
+    if (*t->f->close) {
+        const uint32_t white = white_node(b);
+
+        gram_eps(b, end, white);
+        shut = literal(b, white, t->f->close);
     }
-    b->node[start].flags |= GRAM_TEXT | GRAM_ACCEPT | GRAM_WHITE;
-    text_edges(b, start, 0, mark, node, true);
-    for (uint32_t i = b->node[t->before].edge; i != GRAM_NONE && b->st == KVD_OK;
-         i          = b->edge[i].next)
-        if (b->edge[i].kind == GRAM_CALL)
-            gram_call(b, start, b->edge[i].to, b->edge[i].rule);
+    if (b->st != KVD_OK)
+        return;
+    b->node[shut].flags |= GRAM_ACCEPT;
+    if (one)
+        return;
+    b->node[shut].flags |= GRAM_WHITE;
+    next_call(t, end, most);
+}
+
+/* From behind the mark that opens the calls to before the first. */
+static uint32_t open_calls(tools *t)
+{
+    gram_build    *b    = t->b;
+    const uint32_t at   = white_node(b);
+    uint32_t       next = at;
+
+    if (*t->f->open && *t->f->list) {
+        next = white_node(b);
+        gram_eps(b, literal(b, at, t->f->list), next);
+    }
+    if (*t->f->open)
+        next = literal(b, next, t->f->begin);
+    gram_eps(b, next, t->before);
+    return at;
+}
+
+/* What the prompt ends with of the head of the answer; "": nothing. */
+static const char *seen_head(const tools *t)
+{
+    const think_form *f = think_form_get(t->d->reasoning);
+
+    return f && f->anywhere && t->d->state != KVD_REASONING_CANNOT &&
+                   strncmp(t->f->also, f->behind, strlen(f->behind)) == 0
+               ? f->behind
+               : "";
+}
+
+/* A call that goes on with the head that the prompt has begun. */
+static void in_head(tools *t, uint32_t start)
+{
+    const size_t   n  = strlen(seen_head(t));
+    const uint32_t at = white_node(t->b);
+
+    if (n == 0)
+        return;
+    gram_eps(t->b, start, at);
+    gram_eps(t->b, literal(t->b, at, t->f->also + n), t->before);
 }
 
 static void around(tools *t, uint32_t start)
 {
-    gram_build *b      = t->b;
-    const char *open   = tool_open_mark(t->d->format);
-    const char *close  = tool_close_mark(t->d->format);
-    const bool  hermes = t->d->format == KVD_TOOLS_HERMES;
-    uint32_t    end, again;
+    gram_build    *b       = t->b;
+    const tok_str  mark[2] = { tool_trim(*t->f->open ? t->f->open : t->f->begin),
+                               tool_trim(t->f->also) };
+    const uint32_t to[2]   = { open_calls(t), t->before };
 
-    end = gram_literal(b, t->behind, close, strlen(close));
+    after_call(t);
+    if (t->f->bare)
+        gram_eps(b, start, t->before);
     if (b->st != KVD_OK)
         return;
-    b->node[end].flags |= GRAM_ACCEPT;
-    if (!t->d->single_call) {
-        b->node[end].flags |= GRAM_WHITE;
-        again = gram_literal(b, end, hermes ? open : ";", hermes ? strlen(open) : 1);
-        gram_eps(b, again, t->before);
-    }
     if (t->d->choice == KVD_TOOL_CHOICE_AUTO) {
-        free_text(t, start, open);
+        gram_until(b, start, mark, to, mark[1].len ? 2 : 1, GRAM_TEXT | GRAM_ACCEPT,
+                   t->f->bare ? "{ \t\n\r" : NULL, seen_head(t));
+        if (b->st == KVD_OK && t->f->bare)
+            b->node[start].flags |= GRAM_WHITE;
         return;
     }
+    in_head(t, start);
     b->node[start].flags |= GRAM_WHITE;
-    gram_eps(b, gram_literal(b, start, open, strlen(open)), t->before);
-    if (!hermes)
-        gram_eps(b, start, t->before);
+    gram_eps(b, gram_literal(b, start, mark[0].data, mark[0].len), to[0]);
 }
 
 void gram_tools(gram_build *b, uint32_t start, const gram_desc *d, kvd_buf *notes)
 {
-    tools   t = { .b = b, .d = d, .notes = notes };
+    tools   t = { .b = b, .d = d, .f = tool_form_get(d->format), .notes = notes };
     json_t *list, *tool;
     size_t  i;
 
     b->what = "tools";
-    if (d->format == KVD_TOOLS_NONE) {
+    if (!t.f) {
         gram_refuse(b, "the model's chat template has no form of tool calls that is known");
         return;
     }
@@ -265,9 +393,9 @@ void gram_tools(gram_build *b, uint32_t start, const gram_desc *d, kvd_buf *note
     t.seen       = gram_own(b, json_object());
     b->functions = gram_own(b, json_object());
     t.before     = white_node(b);
-    t.behind     = d->format == KVD_TOOLS_HERMES ? white_node(b) : gram_node_new(b);
+    t.behind     = *t.f->end ? white_node(b) : gram_node_new(b);
     t.key_name   = key_rule(b, "name");
-    t.key_args   = key_rule(b, d->format == KVD_TOOLS_HERMES ? "arguments" : "parameters");
+    t.key_args   = t.f->key ? key_rule(b, t.f->key) : 0;
     if (!json_array_size(list)) {
         gram_refuse(b, "must be a list of functions");
         return;

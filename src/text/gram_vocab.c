@@ -11,8 +11,6 @@
 
 #define MAX_TOKEN_BYTES 1024 /* longer ones never come */
 
-static const char *const marks[] = { "<tool_call>", "</tool_call>", "<|python_tag|>" };
-
 typedef struct word {
     const char *s;
     uint32_t    len, id;
@@ -35,19 +33,6 @@ static int by_bytes(const void *a, const void *b)
                             : (x->id > y->id) - (x->id < y->id);
 }
 
-static bool is_mark(const tok *t, int32_t id)
-{
-    for (size_t i = 0; i < KVD_COUNTOF(marks); i++)
-        if (tok_find_special(t, marks[i], strlen(marks[i])) == id)
-            return true;
-    return false;
-}
-
-bool tool_is_mark(const tok *t, int32_t id)
-{
-    return tok_is_special(t, id) && is_mark(t, id);
-}
-
 /* The tokens that are in the trie, sorted; the others' bits. */
 static uint32_t collect(gram_vocab *v, word *w)
 {
@@ -59,7 +44,7 @@ static uint32_t collect(gram_vocab *v, word *w)
 
         if (tok_is_end(v->t, (int32_t)id))
             v->ends[id / 64] |= UINT64_C(1) << (id % 64);
-        else if (tok_is_special(v->t, (int32_t)id) && !is_mark(v->t, (int32_t)id))
+        else if (tok_is_special(v->t, (int32_t)id) && !tool_is_mark(v->t, (int32_t)id))
             v->special[id / 64] |= UINT64_C(1) << (id % 64);
         else if (len > 0 && len <= MAX_TOKEN_BYTES)
             w[n++] = (word){ .s = s, .len = (uint32_t)len, .id = id };

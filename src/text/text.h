@@ -136,19 +136,42 @@ kvd_status tmpl_render(const tmpl *t, const tmpl_input *in, kvd_buf *out, kvd_sp
 
 /* ---- tool calls: how a model writes them, told from its chat template --------------- */
 
+/* tool_form.h has a row for each form.  A template may be NULL. */
 kvd_tool_format tool_format_of(const char *chat_template, size_t len);
-const char     *tool_open_mark(kvd_tool_format f);  /* "<tool_call>" */
-const char     *tool_close_mark(kvd_tool_format f); /* "": none */
-bool tool_is_mark(const tok *t, int32_t id);        /* a special token that is one of the marks */
+kvd_reasoning   tool_reasoning_of(const char *chat_template, size_t len);
+/* Whether an answer to the prompt, which the template rendered, begins inside of reasoning. */
+kvd_reasoning_state tool_reasoning_state(kvd_reasoning r, const char *prompt, size_t len);
+bool tool_is_mark(const tok *t, int32_t id); /* a special token that is in a text of some form */
+
+/* The texts around reasoning; "": none. */
+typedef enum tool_reasoning_part {
+    TOOL_REASONING_BEGIN,  /* "<think>" */
+    TOOL_REASONING_END,    /* "</think>" */
+    TOOL_REASONING_BEHIND, /* between the end and what follows */
+    TOOL_REASONING_ANSWER  /* before the text of the answer */
+} tool_reasoning_part;
+const char *tool_reasoning_text(kvd_reasoning r, tool_reasoning_part part);
+
+/* tool_write.c, for templates that do not: calls as the form has them, of an array of calls as
+ * OpenAI's chats have them; and what a system message says of the tools.  Appends to out. */
+kvd_status tool_write_calls(kvd_tool_format f, const char *calls_json, kvd_buf *out, kvd_err *err);
+kvd_status tool_write_tools(kvd_tool_format f, const char *tools_json, kvd_buf *out, kvd_err *err);
 
 /* Generated text to events; see kvd_tool_stream in kvdrive.h. */
+typedef struct tool_desc {
+    kvd_tool_format     format;
+    const char         *tools_json; /* types of parameters, where the form does not show them */
+    kvd_reasoning       reasoning;
+    kvd_reasoning_state state;
+} tool_desc;
 typedef struct tool_stream tool_stream;
-kvd_status                 tool_stream_open(tool_stream **out, kvd_tool_format f, kvd_err *err);
+kvd_status                 tool_stream_open(tool_stream **out, const tool_desc *d, kvd_err *err);
 void                       tool_stream_close(tool_stream *s);
 kvd_status tool_stream_feed(tool_stream *s, const char *text, size_t len, kvd_err *err);
 kvd_status tool_stream_flush(tool_stream *s, kvd_err *err);
 kvd_status tool_stream_cut(tool_stream *s, bool more, kvd_err *err);
 bool       tool_stream_next(tool_stream *s, kvd_tool_event *out);
+bool       tool_stream_reasons(const tool_stream *s); /* what comes next is reasoning */
 
 /* ---- grammars: which tokens may come next ------------------------------------------- */
 
@@ -167,8 +190,12 @@ typedef struct gram_desc { /* one of schema_json, json_object, tools_json */
     const char     *tools_json;
     kvd_tool_format format;
     kvd_tool_choice choice;
-    const char     *tool_name; /* the function that must be called; NULL: any */
+    const char     *tool_name; /* the function that must be called, once; NULL: any */
     bool            single_call;
+    uint32_t        max_calls; /* 0: TOOL_CALLS_MAX */
+
+    kvd_reasoning       reasoning; /* before the rest; not constrained */
+    kvd_reasoning_state state;
 } gram_desc;
 
 /* Borrows v.  What a schema asks for and cannot be had, and what is beyond a limit (gram_impl.h),

@@ -144,16 +144,28 @@ static kvd_status check_vocab(const tok_vocab *v, kvd_err *err)
 /* Turn ends by name: files often name only one of several in their metadata. */
 static void mark_ends(tok *t, const tok_vocab *v)
 {
-    static const char *const name[] = { "<|im_end|>",        "<|eot_id|>",    "<|eom_id|>",
-                                        "<|end|>",           "<|endoftext|>", "<|end_of_text|>",
-                                        "<end_of_turn>",     "<|eot|>",       "<|eom|>",
-                                        "<end_of_utterance>" };
+    static const char *const name[]    = { "<|im_end|>",        "<|eot_id|>",    "<|eom_id|>",
+                                           "<|end|>",           "<|endoftext|>", "<|end_of_text|>",
+                                           "<end_of_turn>",     "<|eot|>",       "<|eom|>",
+                                           "<end_of_utterance>" };
+    static const char *const harmony[] = { "<|return|>", "<|call|>" };
+    int32_t                  end[KVD_COUNTOF(harmony)];
 
     for (size_t i = 0; i < KVD_COUNTOF(name); i++) {
         const int32_t id = tok_find_special(t, name[i], strlen(name[i]));
 
         if (id >= 0 && (t->flag[id] & FLAG_HIDDEN))
             t->flag[id] |= FLAG_END;
+    }
+    for (size_t i = 0; i < KVD_COUNTOF(harmony); i++)
+        end[i] = tok_find_special(t, harmony[i], strlen(harmony[i]));
+    if (end[0] >= 0 && end[1] >= 0) { /* there <|end|> ends a message, and others follow */
+        const int32_t message = tok_find_special(t, "<|end|>", strlen("<|end|>"));
+
+        t->flag[end[0]] |= FLAG_END;
+        t->flag[end[1]] |= FLAG_END;
+        if (message >= 0)
+            t->flag[message] &= (uint8_t)~FLAG_END;
     }
     if (v->eos >= 0)
         t->flag[v->eos] |= FLAG_END;

@@ -1,32 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tool_stream.c - generated text to text and tool calls, as it comes.
+/* tool_stream.c - generated text to text, reasoning and tool calls, as it comes.
  *
- * What has come and is not told yet lies in `in`.  It is more than nothing in three cases only:
- * white space that may stand before a mark, the beginning of a mark, and the head of a call up to
- * its name and the beginning of its arguments.  From there on arguments pass through byte by byte,
- * by a scanner that knows strings and brackets.  Every decision depends on bytes seen alone, never
- * on where the text was cut.
+ * What has come and is not told yet lies in `in`: white space that may stand before a mark, the
+ * beginning of a mark, the head of a call up to its name and the beginning of its arguments, or a
+ * parameter whose JSON is not whole.  JSON arguments pass through byte by byte, by a scanner that
+ * knows strings and brackets.  Every decision depends on bytes seen alone, never on where the text
+ * was cut.
  *
- * A call whose head is no JSON with a name, or longer than MAX_HEAD, was text: its first byte (its
+ * A call whose head is not that of its form, or longer than MAX_HEAD, was text: its first byte (its
  * mark, where it has one) is told as text, and the search goes on behind it. */
 #include <string.h>
 
-#include "text/text.h"
+#include "text/tool_form.h"
 
 #define MAX_HEAD  16384u
 #define MAX_WHITE 256u /* dropped before a mark and behind a call */
-#define MAX_NAME  256u
-
-static const char hermes_open[] = "<tool_call>", hermes_close[] = "</tool_call>";
-static const char llama_open[] = "<|python_tag|>";
+#define MAX_MARKS 12
 
 typedef enum mode {
     IN_TEXT,
+    IN_THINK,
     IN_HEAD,
     IN_ARGS,  /* of the value of the arguments */
     IN_TAIL,  /* behind them, in the call's object */
-    IN_CLOSE, /* behind the object: the closing mark */
+    IN_PARAM, /* TOOL_PARAMS: between parameters */
+    IN_VALUE, /* in a parameter */
+    IN_CLOSE  /* behind the call: what ends it, what ends all */
 } mode;
+
+typedef enum mark_kind { MARK_NONE, MARK_OPEN, MARK_BEGIN, MARK_THINK, MARK_DROP } mark_kind;
+
+typedef struct mark {
+    mark_kind kind; /* OPEN: of a form whose calls have marks of their own behind it */
+    tok_str   text;
+} mark;
 
 typedef struct event {
     kvd_tool_event_kind kind;
@@ -35,78 +42,90 @@ typedef struct event {
     bool                complete;
 } event;
 
-typedef struct scan { /* through one JSON value */
-    uint32_t depth;
-    bool     begun, string, escape;
-} scan;
-
 struct tool_stream {
-    kvd_tool_format format;
-    mode            mode;
-    kvd_buf         in, out, queue; /* queue: of event */
-    size_t          next;           /* event */
-    uint32_t        n_call;
-    size_t          n_mark;  /* IN_HEAD: bytes before the object */
-    bool            started; /* text has been told, or a call */
-    bool            behind;  /* only white space since a call */
-    scan            scan;
+    const tool_form    *form;  /* NULL: there are no calls */
+    const think_form   *think; /* NULL: no reasoning */
+    kvd_reasoning_state state; /* of reasoning, at the beginning */
+    mark                mark[MAX_MARKS];
+    uint32_t            n_marks;
+    json_t             *tools;  /* NULL: not given */
+    const json_t       *params; /* schema of the arguments of the call that is read; NULL: none */
+
+    mode      mode;
+    kvd_buf   in, out, queue; /* queue: of event */
+    size_t    next;           /* event */
+    uint32_t  n_call, n_param;
+    size_t    n_mark;   /* IN_HEAD: bytes before the call */
+    mark_kind hit;      /* IN_HEAD: of which mark */
+    bool      started;  /* text has been told, or a call */
+    bool      behind;   /* only white space since a call */
+    bool      fresh;    /* white space that comes next is dropped */
+    bool      list;     /* the calls are a JSON array that is open */
+    bool      ended;    /* IN_CLOSE: the call's own end has come */
+    bool      is_text;  /* IN_VALUE: it is a string, and told as it comes */
+    bool      begun;    /* IN_VALUE: a byte of the string has come */
+    bool      finished; /* no more text comes: the beginning of a mark is none */
+    tool_scan scan;
 };
 
-/* ---- formats ----------------------------------------------------------------------------- */
+/* ---- open ------------------------------------------------------------------------------------ */
 
-/* Where `what` is first in s; NULL: nowhere. */
-static const char *find(const char *s, size_t len, const char *what)
+static void add_mark(tool_stream *s, mark_kind kind, const char *text)
 {
-    const size_t n   = strlen(what);
-    const char  *end = s + len, *at = s;
+    const tok_str t = tool_trim(text ? text : "");
 
-    while (len >= n && (at = memchr(at, what[0], (size_t)(end - at))) != NULL) {
-        if ((size_t)(end - at) < n)
-            return NULL;
-        if (memcmp(at, what, n) == 0)
-            return at;
-        at++;
+    kvd_assert(s->n_marks < MAX_MARKS);
+    if (t.len)
+        s->mark[s->n_marks++] = (mark){ .kind = kind, .text = t };
+}
+
+static void find_marks(tool_stream *s)
+{
+    if (s->form) {
+        add_mark(s, *s->form->begin ? MARK_OPEN : MARK_BEGIN, s->form->open);
+        add_mark(s, MARK_BEGIN, s->form->begin);
+        add_mark(s, MARK_BEGIN, s->form->also);
     }
-    return NULL;
+    if (s->think && (s->state != KVD_REASONING_CANNOT || s->think->anywhere))
+        add_mark(s, MARK_THINK, s->think->open);
+    for (size_t i = 0; s->think && i < KVD_COUNTOF(s->think->drop); i++)
+        add_mark(s, MARK_DROP, s->think->drop[i]);
 }
 
-static bool holds(const char *s, size_t len, const char *what)
+/* As nothing had come; the prompt's end is the beginning of a mark where messages have heads. */
+static void restart(tool_stream *s)
 {
-    return find(s, len, what) != NULL;
+    s->mode    = s->think && s->state == KVD_REASONING_OPEN ? IN_THINK : IN_TEXT;
+    s->fresh   = s->mode == IN_THINK;
+    s->in.len  = 0;
+    s->started = s->behind = s->list = s->ended = s->finished = false;
+    if (s->think && s->think->anywhere && s->state == KVD_REASONING_MAY)
+        kvd_buf_puts(&s->in, s->think->behind);
 }
 
-kvd_tool_format tool_format_of(const char *s, size_t len)
+kvd_status tool_stream_open(tool_stream **out, const tool_desc *d, kvd_err *err)
 {
-    if (!s)
-        return KVD_TOOLS_NONE;
-    if (holds(s, len, hermes_open) && holds(s, len, "\"name\"") && holds(s, len, "\"arguments\"") &&
-        !holds(s, len, "<function="))
-        return KVD_TOOLS_HERMES;
-    if (holds(s, len, "\"name\"") && holds(s, len, "\"parameters\"") &&
-        (holds(s, len, llama_open) || holds(s, len, "ipython")))
-        return KVD_TOOLS_LLAMA3;
-    return KVD_TOOLS_NONE;
-}
+    tool_stream *s;
 
-const char *tool_open_mark(kvd_tool_format f)
-{
-    return f == KVD_TOOLS_LLAMA3 ? llama_open : hermes_open;
-}
-
-const char *tool_close_mark(kvd_tool_format f)
-{
-    return f == KVD_TOOLS_LLAMA3 ? "" : hermes_close;
-}
-
-kvd_status tool_stream_open(tool_stream **out, kvd_tool_format f, kvd_err *err)
-{
     *out = NULL;
-    if (f != KVD_TOOLS_HERMES && f != KVD_TOOLS_LLAMA3)
+    if ((d->format != KVD_TOOLS_NONE && !tool_form_get(d->format)) ||
+        (d->reasoning != KVD_REASONING_NONE && !think_form_get(d->reasoning)) ||
+        (d->format == KVD_TOOLS_NONE && d->reasoning == KVD_REASONING_NONE))
         return kvd_fail(err, KVD_E_UNSUPPORTED, 0, "tool calls: the format is not known");
-    *out = kvd_calloc(1, sizeof(**out));
-    if (!*out)
+    s = kvd_calloc(1, sizeof(*s));
+    if (!s)
         return kvd_fail(err, KVD_E_NOMEM, 0, "tool calls: no memory");
-    (*out)->format = f;
+    s->form  = tool_form_get(d->format);
+    s->think = think_form_get(d->reasoning);
+    s->state = d->state;
+    if (s->form && s->form->body == TOOL_PARAMS && d->tools_json &&
+        !(s->tools = json_loads(d->tools_json, 0, NULL))) {
+        tool_stream_close(s);
+        return kvd_fail(err, KVD_E_INVAL, 0, "tool calls: the tools are not JSON");
+    }
+    find_marks(s);
+    restart(s);
+    *out = s;
     return KVD_OK;
 }
 
@@ -114,10 +133,16 @@ void tool_stream_close(tool_stream *s)
 {
     if (!s)
         return;
+    json_decref(s->tools);
     kvd_buf_free(&s->in);
     kvd_buf_free(&s->out);
     kvd_buf_free(&s->queue);
     kvd_free(s);
+}
+
+bool tool_stream_reasons(const tool_stream *s)
+{
+    return s->mode == IN_THINK;
 }
 
 /* ---- events -------------------------------------------------------------------------------- */
@@ -144,6 +169,7 @@ static void done(tool_stream *s, size_t n)
     s->in.len -= n;
 }
 
+/* The first n bytes of what is held are text. */
 static void tell_text(tool_stream *s, size_t n)
 {
     if (n == 0)
@@ -170,258 +196,170 @@ bool tool_stream_next(tool_stream *s, kvd_tool_event *out)
     return true;
 }
 
-/* ---- JSON, as far as it is here ----------------------------------------------------------------
+/* ---- marks in what is held --------------------------------------------------------------------
  */
 
-static bool is_white(char c)
+/* Bytes of the text that s begins with. */
+static size_t shared(const char *s, size_t len, tok_str text)
 {
-    return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+    size_t n = 0;
+
+    while (n < len && n < text.len && s[n] == text.data[n])
+        n++;
+    return n;
 }
 
-static size_t skip_white(const char *s, size_t len, size_t at)
+/* Where the text is first, or its beginning at the end of what is held; in.len: nowhere. */
+static size_t find_text(const tool_stream *s, tok_str text, bool *whole)
 {
-    while (at < len && is_white(s[at]))
-        at++;
-    return at;
-}
+    for (size_t at = 0; at < s->in.len; at++) {
+        const size_t n = shared(s->in.data + at, s->in.len - at, text);
 
-/* One byte of a value.  Returns 1: it belongs to it; 2: it is its last; 0: it is behind it. */
-static int scan_byte(scan *v, char c)
-{
-    if (v->string) {
-        const bool quote = c == '"' && !v->escape;
-
-        v->escape = c == '\\' && !v->escape;
-        v->string = !quote;
-        return quote && v->depth == 0 ? 2 : 1;
+        *whole = n == text.len;
+        if (*whole || (at + n == s->in.len && !s->finished))
+            return at;
     }
-    if (v->depth == 0 && (is_white(c) || c == ',' || c == '}' || c == ']'))
-        return 0;
-    v->begun = true;
-    if (c == '"')
-        v->string = true;
-    else if (c == '{' || c == '[')
-        v->depth++;
-    else if ((c == '}' || c == ']') && v->depth)
-        return --v->depth == 0 ? 2 : 1;
-    return 1;
+    *whole = false;
+    return s->in.len;
 }
 
-typedef enum parse { MORE, BAD, GOOD } parse; /* MORE: it is not all there */
-
-/* The end of the value at *at. */
-static parse skip_value(const char *s, size_t len, size_t *at)
+/* Reasoning of most forms comes before everything else. */
+static bool counts(const tool_stream *s, const mark *m, size_t at)
 {
-    scan v = { 0 };
-
-    while (*at < len) {
-        const int k = scan_byte(&v, s[*at]);
-
-        if (k == 0)
-            return v.begun ? GOOD : BAD;
-        ++*at;
-        if (k == 2)
-            return GOOD;
-    }
-    return MORE;
+    return m->kind != MARK_THINK || s->think->anywhere ||
+           (!s->started && tool_skip_white(s->in.data, at, 0) == at);
 }
 
-static int hex_of(char c)
+/* The longest mark at `at`; NULL: none.  *part: a longer one may begin here. */
+static const mark *mark_at(const tool_stream *s, size_t at, bool *part)
 {
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
+    const char  *from = s->in.data + at;
+    const size_t len  = s->in.len - at;
+    const mark  *best = NULL;
 
-/* One escape behind a backslash: its code point; false: it is none. */
-static bool escape_of(const char *s, size_t len, size_t *at, uint32_t *cp)
-{
-    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    const char        c     = s[(*at)++];
-    const char       *found = c ? strchr(from, c) : NULL;
+    *part = false;
+    for (uint32_t i = 0; i < s->n_marks; i++) {
+        const mark  *m = &s->mark[i];
+        const size_t n = shared(from, len, m->text);
 
-    if (found) {
-        *cp = (unsigned char)to[found - from];
-        return true;
-    }
-    *cp = 0;
-    for (int i = 0; c == 'u' && i < 4; i++) {
-        const int d = *at < len ? hex_of(s[*at]) : -1;
-
-        if (d < 0)
-            return false;
-        *cp = *cp * 16 + (uint32_t)d;
-        ++*at;
-    }
-    return c == 'u';
-}
-
-/* The string whose quote is at *at, decoded, at most MAX_NAME bytes of it. */
-static parse read_string(const char *s, size_t len, size_t *at, char out[MAX_NAME + 8], size_t *n)
-{
-    size_t end = *at;
-    parse  p   = end < len && s[end] != '"' ? BAD : skip_value(s, len, &end);
-
-    *n = 0;
-    if (p != GOOD)
-        return p;
-    for (++*at; *at + 1 < end;) {
-        uint32_t cp = 0;
-
-        if (*n > MAX_NAME)
-            return BAD;
-        if (s[*at] != '\\') {
-            out[(*n)++] = s[(*at)++];
+        if (n == 0 || !counts(s, m, at))
             continue;
-        }
-        ++*at;
-        if (!escape_of(s, end - 1, at, &cp))
-            return BAD;
-        *n += utf8_encode(cp, out + *n);
+        if (n == m->text.len && (!best || n > best->text.len))
+            best = m;
+        *part = *part || (n == len && n < m->text.len && !s->finished);
     }
-    *at = end;
-    return GOOD;
+    return best;
 }
 
-typedef struct head {
-    char   name[MAX_NAME + 8];
-    size_t n_name;
-    bool   named, has_args, closed; /* closed: the object has ended; then end is behind it */
-    size_t args, args_end;          /* the value; args_end 0: it is where reading stopped */
-    size_t end;
-} head;
-
-static bool is_key(const char *key, size_t n, const char *name)
+/* Where in held text the first mark is, or the beginning of one at its end; in.len: nowhere.
+ * *hit: the mark; NULL: it is not all there. */
+static size_t find_mark(const tool_stream *s, const mark **hit)
 {
-    return n == strlen(name) && memcmp(key, name, n) == 0;
+    for (size_t at = 0; at < s->in.len; at++) {
+        bool        part;
+        const mark *m = mark_at(s, at, &part);
+
+        *hit = part ? NULL : m;
+        if (part || m)
+            return at;
+    }
+    *hit = NULL;
+    return s->in.len;
 }
 
-/* One member of the call's object; *stop: arguments begin at h->args and the name is known. */
-static parse read_member(const char *s, size_t len, size_t *at, head *h, bool *stop)
+/* Held bytes before n that are white space at the end, at most MAX_WHITE. */
+static size_t white_before(const tool_stream *s, size_t n)
 {
-    char   key[MAX_NAME + 8];
-    size_t n;
-    parse  p = read_string(s, len, at, key, &n);
+    size_t k = 0;
 
-    if (p != GOOD)
-        return p;
-    *at = skip_white(s, len, *at);
-    if (*at < len && s[*at] != ':')
-        return BAD;
-    *at = skip_white(s, len, *at + 1);
-    if (*at >= len)
-        return MORE;
-    if (s[*at] == ',' || s[*at] == '}' || s[*at] == ']')
-        return BAD;
-    if (is_key(key, n, "name") && !h->named) {
-        p        = read_string(s, len, at, h->name, &h->n_name);
-        h->named = p == GOOD;
-        return p == GOOD && (h->n_name == 0 || h->n_name > MAX_NAME) ? BAD : p;
-    }
-    if (!h->has_args && (is_key(key, n, "arguments") || is_key(key, n, "parameters"))) {
-        h->has_args = true;
-        h->args     = *at;
-        if (h->named) {
-            *stop = true;
-            return GOOD;
-        }
-        p           = skip_value(s, len, at);
-        h->args_end = *at;
-        return p;
-    }
-    return skip_value(s, len, at);
-}
-
-/* The object of a call from s on, up to its arguments if the name stands before them. */
-static parse read_head(const char *s, size_t len, head *h)
-{
-    size_t at   = skip_white(s, len, 0);
-    bool   stop = false;
-
-    *h = (head){ 0 };
-    if (at < len && s[at] != '{')
-        return BAD;
-    for (at++;;) {
-        parse p;
-
-        at = skip_white(s, len, at);
-        if (at >= len)
-            return MORE;
-        if (s[at] == '}' && !h->named && !h->has_args)
-            return BAD;
-        if (s[at] != '}') {
-            p = read_member(s, len, &at, h, &stop);
-            if (p != GOOD || stop)
-                return p;
-            at = skip_white(s, len, at);
-            if (at >= len)
-                return MORE;
-        }
-        if (s[at] == '}') {
-            h->closed = true;
-            h->end    = at + 1;
-            return h->named ? GOOD : BAD;
-        }
-        if (s[at++] != ',')
-            return BAD;
-    }
+    while (k < n && k < MAX_WHITE && tool_is_white(s->in.data[n - k - 1]))
+        k++;
+    return k;
 }
 
 /* ---- states: each returns false when it needs more text
  * ---------------------------------------------- */
 
-/* Where in held text the mark is, or the beginning of one at its end; in.len: nowhere. */
-static size_t find_mark(const tool_stream *s, bool *whole)
-{
-    const char  *mark = tool_open_mark(s->format);
-    const size_t len  = strlen(mark);
-    const char  *hit  = s->in.len ? find(s->in.data, s->in.len, mark) : NULL;
-
-    *whole = hit != NULL;
-    if (hit)
-        return (size_t)(hit - s->in.data);
-    for (size_t n = kvd_min_u64(len - 1, s->in.len); n > 0; n--)
-        if (memcmp(s->in.data + s->in.len - n, mark, n) == 0)
-            return s->in.len - n;
-    return s->in.len;
-}
-
 /* Llama 3: whether the answer, or what follows a call, begins with an object; then where. */
 static bool bare_call(const tool_stream *s, size_t *at, bool *unsure)
 {
     *unsure = false;
-    if (s->format != KVD_TOOLS_LLAMA3 || (s->started && !s->behind))
+    if (!s->form || !s->form->bare || (s->started && !s->behind))
         return false;
-    *at = skip_white(s->in.data, s->in.len, 0);
+    *at = tool_skip_white(s->in.data, s->in.len, 0);
     if (s->behind && *at < s->in.len && s->in.data[*at] == ';')
-        *at = skip_white(s->in.data, s->in.len, *at + 1);
-    *unsure = *at == s->in.len && *at < MAX_WHITE;
+        *at = tool_skip_white(s->in.data, s->in.len, *at + 1);
+    *unsure = *at == s->in.len && *at < MAX_WHITE && !s->finished;
     return *at < s->in.len && *at < MAX_WHITE && s->in.data[*at] == '{';
+}
+
+static void begin_head(tool_stream *s, mark_kind hit, size_t n_mark)
+{
+    s->mode   = IN_HEAD;
+    s->hit    = hit;
+    s->n_mark = n_mark;
+}
+
+/* White space behind a mark of reasoning; false: there may be more. */
+static bool drop_white(tool_stream *s)
+{
+    if (!s->fresh)
+        return true;
+    done(s, tool_skip_white(s->in.data, s->in.len, 0));
+    s->fresh = s->in.len == 0;
+    return !s->fresh;
 }
 
 static bool step_text(tool_stream *s)
 {
-    size_t at, text, white;
-    bool   whole, unsure;
+    size_t      at, text, white;
+    bool        unsure;
+    const mark *m;
 
+    if (!drop_white(s))
+        return false;
     if (bare_call(s, &at, &unsure)) {
         done(s, at);
-        s->mode   = IN_HEAD;
-        s->n_mark = 0;
+        begin_head(s, MARK_NONE, 0);
         return true;
     }
     if (unsure)
         return false;
-    text = find_mark(s, &whole);
-    for (white = text; white && text - white < MAX_WHITE && is_white(s->in.data[white - 1]);)
-        white--;
-    tell_text(s, white);
+    text  = find_mark(s, &m);
+    white = white_before(s, text);
+    tell_text(s, text - white);
+    if (!m)
+        return false;
+    done(s, white);
+    if (m->kind == MARK_OPEN || m->kind == MARK_BEGIN) {
+        begin_head(s, m->kind, m->text.len);
+        return true;
+    }
+    done(s, m->text.len);
+    s->fresh = true;
+    if (m->kind == MARK_THINK)
+        s->mode = IN_THINK;
+    return true;
+}
+
+static bool step_think(tool_stream *s)
+{
+    bool   whole;
+    size_t text, white;
+
+    if (!drop_white(s))
+        return false;
+    text  = find_text(s, tool_trim(s->think->close), &whole);
+    white = white_before(s, text);
+    if (text > white) {
+        tell(s, KVD_TOOL_EVENT_REASONING, s->in.data, text - white, false);
+        done(s, text - white);
+    }
     if (!whole)
         return false;
-    done(s, text - white);
-    s->mode   = IN_HEAD;
-    s->n_mark = strlen(tool_open_mark(s->format));
+    done(s, white + strlen(s->think->close));
+    s->mode  = IN_TEXT;
+    s->fresh = true;
     return true;
 }
 
@@ -431,42 +369,104 @@ static void end_call(tool_stream *s, bool complete)
     s->n_call++;
     s->started = true;
     s->behind  = true;
+    s->ended   = false;
+    s->mode    = IN_CLOSE;
 }
 
 /* It was no call. */
 static void give_up(tool_stream *s)
 {
     s->mode = IN_TEXT;
-    tell_text(s, s->n_mark ? s->n_mark : 1);
+    s->list = false;
+    tell_text(s, kvd_min_u64(s->n_mark ? s->n_mark : 1, s->in.len));
+}
+
+/* The head of a call whose first byte is held; *at: where it was read from. */
+static tool_parse read_head(const tool_stream *s, size_t *at, bool *list, tool_head *h)
+{
+    const char  *in  = s->in.data;
+    const size_t len = s->in.len;
+    tool_parse   p   = TOOL_GOOD;
+
+    *at   = s->n_mark;
+    *list = false;
+    if (s->hit == MARK_OPEN)
+        p = tool_read_text(in, len, at, s->form->begin);
+    if (p != TOOL_GOOD)
+        return p;
+    if (s->form->body == TOOL_OBJECT && s->hit != MARK_NONE) {
+        const size_t k = tool_skip_white(in, len, *at);
+
+        if (k == len)
+            return TOOL_MORE;
+        *list = in[k] == '[';
+        *at   = *list ? k + 1 : *at;
+    }
+    switch (s->form->body) {
+    case TOOL_OBJECT:
+        return tool_read_object(in + *at, kvd_min_u64(len - *at, MAX_HEAD), h);
+    case TOOL_NAMED:
+        return tool_read_named(s->form, in + *at, kvd_min_u64(len - *at, MAX_HEAD), h);
+    case TOOL_PARAMS:
+        return tool_read_function(in + *at, kvd_min_u64(len - *at, MAX_HEAD), h);
+    }
+    return TOOL_BAD;
+}
+
+/* The schema of the function's arguments, where it was given. */
+static const json_t *params_of(const tool_stream *s, const tool_head *h)
+{
+    size_t  i;
+    json_t *tool;
+
+    json_array_foreach(s->tools, i, tool)
+    {
+        json_t     *function = json_object_get(tool, "function");
+        const char *name;
+
+        function = function ? function : tool;
+        name     = json_string_value(json_object_get(function, "name"));
+        if (name && strlen(name) == h->n_name && memcmp(name, h->name, h->n_name) == 0)
+            return json_object_get(function, "parameters");
+    }
+    return NULL;
 }
 
 static bool step_head(tool_stream *s)
 {
-    head         h;
-    const char  *from = s->in.data + s->n_mark;
-    const size_t len  = kvd_min_u64(s->in.len - s->n_mark, MAX_HEAD);
-    const parse  p    = read_head(from, len, &h);
+    tool_head        h;
+    size_t           at;
+    bool             list;
+    const tool_parse p = read_head(s, &at, &list, &h);
 
-    if (p == BAD || (p == MORE && len == MAX_HEAD)) {
+    if (p == TOOL_BAD || (p == TOOL_MORE && s->in.len - s->n_mark >= MAX_HEAD)) {
         give_up(s);
         return true;
     }
-    if (p == MORE)
+    if (p == TOOL_MORE)
         return false;
+    s->list = s->list || list;
     tell(s, KVD_TOOL_EVENT_BEGIN, h.name, h.n_name, false);
+    if (s->form->body == TOOL_PARAMS) {
+        tell(s, KVD_TOOL_EVENT_DELTA, "{", 1, false);
+        s->params  = params_of(s, &h);
+        s->n_param = 0;
+        s->mode    = IN_PARAM;
+        done(s, at + h.args);
+        return true;
+    }
     if (!h.closed) {
-        done(s, s->n_mark + h.args);
+        done(s, at + h.args);
         s->mode = IN_ARGS;
-        s->scan = (scan){ 0 };
+        s->scan = (tool_scan){ 0 };
         return true;
     }
     if (h.has_args)
-        tell(s, KVD_TOOL_EVENT_DELTA, from + h.args, h.args_end - h.args, false);
+        tell(s, KVD_TOOL_EVENT_DELTA, s->in.data + at + h.args, h.args_end - h.args, false);
     else
         tell(s, KVD_TOOL_EVENT_DELTA, "{}", 2, false);
-    done(s, s->n_mark + h.end);
+    done(s, at + h.end);
     end_call(s, true);
-    s->mode = IN_CLOSE;
     return true;
 }
 
@@ -476,7 +476,7 @@ static bool step_args(tool_stream *s)
     int    k = 1;
 
     while (n < s->in.len && k == 1) {
-        k = scan_byte(&s->scan, s->in.data[n]);
+        k = tool_scan_byte(&s->scan, s->in.data[n]);
         n += k != 0;
     }
     if (n)
@@ -484,8 +484,12 @@ static bool step_args(tool_stream *s)
     done(s, n);
     if (k == 1)
         return false;
+    if (s->form->body == TOOL_NAMED) {
+        end_call(s, true);
+        return true;
+    }
     s->mode = IN_TAIL;
-    s->scan = (scan){ .depth = 1, .begun = true };
+    s->scan = (tool_scan){ .depth = 1, .begun = true };
     return true;
 }
 
@@ -493,30 +497,177 @@ static bool step_args(tool_stream *s)
 static bool step_tail(tool_stream *s)
 {
     for (size_t n = 0; n < s->in.len; n++)
-        if (scan_byte(&s->scan, s->in.data[n]) == 2) {
+        if (tool_scan_byte(&s->scan, s->in.data[n]) == 2) {
             done(s, n + 1);
             end_call(s, true);
-            s->mode = IN_CLOSE;
             return true;
         }
     done(s, s->in.len);
     return false;
 }
 
+/* ---- parameters ---------------------------------------------------------------------------------
+ */
+
+/* Bytes of a JSON string. */
+static void put_escaped(const char *text, size_t len, kvd_buf *b)
+{
+    for (size_t i = 0; i < len; i++) {
+        const unsigned char c = (unsigned char)text[i];
+
+        if (c == '"' || c == '\\')
+            kvd_buf_printf(b, "\\%c", c);
+        else if (c == '\n')
+            kvd_buf_puts(b, "\\n");
+        else if (c < 0x20)
+            kvd_buf_printf(b, "\\u%04x", c);
+        else
+            kvd_buf_putc(b, (char)c);
+    }
+}
+
+/* More of the arguments: before, the text escaped, after. */
+static void tell_string(tool_stream *s, const char *before, const char *text, size_t len,
+                        const char *after)
+{
+    kvd_buf b = { 0 };
+
+    kvd_buf_puts(&b, before);
+    put_escaped(text, len, &b);
+    kvd_buf_puts(&b, after);
+    if (b.oom)
+        s->out.oom = true;
+    else if (b.len)
+        tell(s, KVD_TOOL_EVENT_DELTA, b.data, b.len, false);
+    kvd_buf_free(&b);
+}
+
+/* A parameter begins, its name ends at `end`. */
+static void begin_value(tool_stream *s, size_t from, size_t end)
+{
+    const char   *name   = s->in.data + from;
+    const json_t *schema = tool_param_schema(s->params, name, end - from);
+
+    s->is_text = schema && tool_takes_text(schema);
+    s->begun   = false;
+    s->mode    = IN_VALUE;
+    tell_string(s, s->n_param++ ? ", \"" : "\"", name, end - from, s->is_text ? "\": \"" : "\": ");
+    done(s, end + 1);
+}
+
+static bool step_param(tool_stream *s)
+{
+    size_t           at = 0, end, close = 0;
+    const tool_parse p = tool_read_text(s->in.data, s->in.len, &at, TOOL_PARAM_OPEN);
+    const tool_parse q = tool_read_text(s->in.data, s->in.len, &close, TOOL_FUNCTION_CLOSE);
+
+    if (q == TOOL_GOOD) {
+        tell(s, KVD_TOOL_EVENT_DELTA, "}", 1, false);
+        done(s, close);
+        end_call(s, true);
+        return true;
+    }
+    if (p == TOOL_GOOD) {
+        for (end = at; end < s->in.len && s->in.data[end] != '>' && end - at <= TOOL_NAME_MAX;)
+            end++;
+        if (end == s->in.len)
+            return false;
+        if (s->in.data[end] == '>')
+            begin_value(s, at, end);
+        else
+            done(s, at);
+        return true;
+    }
+    if (p == TOOL_MORE || q == TOOL_MORE)
+        return false;
+    done(s, 1); /* nothing that belongs here */
+    return true;
+}
+
+/* One newline at each end belongs to the form. */
+static bool step_text_value(tool_stream *s)
+{
+    bool   whole;
+    size_t text, n;
+
+    if (!s->begun && s->in.data[0] == '\n')
+        done(s, 1);
+    s->begun = true;
+    text     = find_text(s, tool_trim(TOOL_PARAM_CLOSE), &whole);
+    n        = text && s->in.data[text - 1] == '\n' ? text - 1 : text;
+    tell_string(s, "", s->in.data, n, whole ? "\"" : "");
+    done(s, whole ? text + strlen(TOOL_PARAM_CLOSE) : n);
+    s->mode = whole ? IN_PARAM : IN_VALUE;
+    return whole;
+}
+
+static bool step_value(tool_stream *s)
+{
+    bool    whole;
+    size_t  from, end, text;
+    json_t *v;
+
+    if (s->is_text)
+        return step_text_value(s);
+    text = find_text(s, tool_trim(TOOL_PARAM_CLOSE), &whole);
+    if (!whole)
+        return false;
+    from = tool_skip_white(s->in.data, text, 0);
+    for (end = text; end > from && tool_is_white(s->in.data[end - 1]);)
+        end--;
+    v = json_loadb(s->in.data + from, end - from, JSON_DECODE_ANY, NULL);
+    if (v)
+        tell(s, KVD_TOOL_EVENT_DELTA, s->in.data + from, end - from, false);
+    else
+        tell_string(s, "\"", s->in.data + from, end - from, "\"");
+    json_decref(v);
+    done(s, text + strlen(TOOL_PARAM_CLOSE));
+    s->mode = IN_PARAM;
+    return true;
+}
+
+/* ---- behind a call ------------------------------------------------------------------------------
+ */
+
+/* A text that may come here: TOOL_GOOD if it has come and is done, TOOL_BAD if it has not. */
+static tool_parse read_end(tool_stream *s, const char *text)
+{
+    size_t     at = 0;
+    tool_parse p  = TOOL_BAD;
+
+    if (*text && tool_skip_white(s->in.data, s->in.len, 0) <= MAX_WHITE)
+        p = tool_read_text(s->in.data, s->in.len, &at, text);
+    if (p == TOOL_GOOD)
+        done(s, at);
+    return p;
+}
+
 static bool step_close(tool_stream *s)
 {
-    const char  *mark = tool_close_mark(s->format);
-    const size_t len = strlen(mark), at = skip_white(s->in.data, s->in.len, 0);
-    const size_t n = kvd_min_u64(s->in.len - at, len);
+    tool_parse p = s->ended ? TOOL_BAD : read_end(s, s->form->end);
 
-    s->mode = IN_TEXT;
-    if (len == 0 || at > MAX_WHITE || memcmp(s->in.data + at, mark, n) != 0)
-        return true;
-    if (n < len) {
-        s->mode = IN_CLOSE;
+    if (p == TOOL_MORE)
         return false;
+    s->ended = true;
+    if (s->list) {
+        p = read_end(s, ",");
+        if (p == TOOL_GOOD)
+            begin_head(s, MARK_NONE, 0);
+        if (p == TOOL_BAD)
+            p = read_end(s, "]");
+        if (p == TOOL_GOOD && s->mode == IN_CLOSE) {
+            s->list  = false;
+            s->ended = false; /* Hermes: the end behind the list */
+            return true;
+        }
+        if (p != TOOL_BAD)
+            return p == TOOL_GOOD;
+        s->list = false;
     }
-    done(s, at + len);
+    p = *s->form->list ? TOOL_BAD : read_end(s, s->form->close);
+    if (p == TOOL_MORE)
+        return false;
+    s->mode = IN_TEXT;
     return true;
 }
 
@@ -527,12 +678,18 @@ static bool step(tool_stream *s)
     switch (s->mode) {
     case IN_TEXT:
         return step_text(s);
+    case IN_THINK:
+        return step_think(s);
     case IN_HEAD:
         return step_head(s);
     case IN_ARGS:
         return step_args(s);
     case IN_TAIL:
         return step_tail(s);
+    case IN_PARAM:
+        return step_param(s);
+    case IN_VALUE:
+        return step_value(s);
     case IN_CLOSE:
         return step_close(s);
     }
@@ -556,34 +713,54 @@ kvd_status tool_stream_feed(tool_stream *s, const char *text, size_t len, kvd_er
     return run(s, err);
 }
 
+/* What is held is told as what it is. */
+static void tell_rest(tool_stream *s)
+{
+    const size_t white = white_before(s, s->in.len);
+
+    if (s->mode == IN_ARGS || s->mode == IN_TAIL || s->mode == IN_PARAM || s->mode == IN_VALUE)
+        end_call(s, s->mode == IN_TAIL);
+    else if (s->mode == IN_THINK && s->in.len > white)
+        tell(s, KVD_TOOL_EVENT_REASONING, s->in.data, s->in.len - white, false);
+    else if (s->mode != IN_THINK && !s->fresh &&
+             !(s->behind && tool_skip_white(s->in.data, s->in.len, 0) == s->in.len))
+        tell_text(s, s->in.len);
+}
+
 kvd_status tool_stream_flush(tool_stream *s, kvd_err *err)
 {
+    s->finished = true;
     KVD_TRY(tool_stream_feed(s, "", 0, err));
     while (s->mode == IN_HEAD) {
         give_up(s);
         KVD_TRY(run(s, err));
     }
-    if (s->mode == IN_ARGS || s->mode == IN_TAIL)
-        end_call(s, s->mode == IN_TAIL);
-    else if (!(s->behind && skip_white(s->in.data, s->in.len, 0) == s->in.len))
-        tell_text(s, s->in.len);
-    s->in.len  = 0;
-    s->mode    = IN_TEXT;
-    s->started = s->behind = false;
-    if (s->out.oom || s->queue.oom)
+    tell_rest(s);
+    restart(s);
+    if (s->in.oom || s->out.oom || s->queue.oom)
         return kvd_fail(err, KVD_E_NOMEM, 0, "tool calls: no memory for the text");
     return KVD_OK;
 }
 
+/* What may be the beginning of a mark is none of the text that is left. */
+static void drop_part(tool_stream *s)
+{
+    const mark *m;
+    bool        whole;
+
+    if (s->mode == IN_TEXT)
+        s->in.len = find_mark(s, &m);
+    else if (s->mode == IN_THINK)
+        s->in.len = find_text(s, tool_trim(s->think->close), &whole);
+}
+
 kvd_status tool_stream_cut(tool_stream *s, bool more, kvd_err *err)
 {
-    bool whole;
-
     KVD_TRY(tool_stream_feed(s, "", 0, err));
-    if (s->mode == IN_HEAD || s->behind)
+    if (s->mode == IN_HEAD || (s->behind && s->mode != IN_THINK))
         s->in.len = 0;
-    else if (s->mode == IN_TEXT && more)
-        s->in.len = find_mark(s, &whole);
+    else if (more)
+        drop_part(s);
     if (s->mode == IN_HEAD)
         s->mode = IN_TEXT;
     return tool_stream_flush(s, err);

@@ -16,7 +16,8 @@ static void take(tool_stream *s, kvd_buf *out, int *last, int *open)
         *open += e.kind == KVD_TOOL_EVENT_BEGIN;
         *open -= e.kind == KVD_TOOL_EVENT_END;
         kvd_assert(*open == 0 || *open == 1);
-        kvd_assert((e.kind == KVD_TOOL_EVENT_TEXT) <= (*open == 0));
+        if (e.kind == KVD_TOOL_EVENT_TEXT || e.kind == KVD_TOOL_EVENT_REASONING)
+            kvd_assert(*open == 0);
         if (kind != *last || e.kind == KVD_TOOL_EVENT_BEGIN || e.kind == KVD_TOOL_EVENT_END) {
             kvd_buf_putc(out, (char)('0' + kind));
             kvd_buf_putc(out, (char)('0' + e.complete));
@@ -26,7 +27,7 @@ static void take(tool_stream *s, kvd_buf *out, int *last, int *open)
     }
 }
 
-static void run(kvd_tool_format f, const char *text, size_t len, size_t piece, bool more,
+static void run(const tool_desc *d, const char *text, size_t len, size_t piece, bool more,
                 kvd_buf *out)
 {
     tool_stream *s;
@@ -34,7 +35,7 @@ static void run(kvd_tool_format f, const char *text, size_t len, size_t piece, b
     int          last = -1, open = 0;
 
     kvd_buf_puts(out, "");
-    kvd_assert(tool_stream_open(&s, f, &err) == KVD_OK);
+    kvd_assert(tool_stream_open(&s, d, &err) == KVD_OK);
     for (size_t at = 0, n; at < len; at += n) {
         n = piece < len - at ? piece : len - at;
         kvd_assert(tool_stream_feed(s, text + at, n, &err) == KVD_OK);
@@ -51,16 +52,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const size_t piece[] = { 1, 2, 3, 7, 64 };
     const char         *text    = (const char *)data + 1;
-    kvd_tool_format     f;
+    tool_desc           d;
 
     if (size < 2)
         return 0;
-    f = data[0] & 1 ? KVD_TOOLS_HERMES : KVD_TOOLS_LLAMA3;
+    d = (tool_desc){ .format    = (kvd_tool_format)(data[0] % (KVD_TOOLS_QWEN_XML + 1)),
+                     .reasoning = (kvd_reasoning)(data[0] / 16 % (KVD_REASONING_HARMONY + 1)),
+                     .state     = (kvd_reasoning_state)(data[0] / 64 % 3) };
+    if (d.format == KVD_TOOLS_NONE && d.reasoning == KVD_REASONING_NONE)
+        return 0;
     for (size_t i = 0; i < 2 * KVD_COUNTOF(piece); i++) {
         kvd_buf whole = { 0 }, cut = { 0 };
 
-        run(f, text, size - 1, size, i & 1, &whole);
-        run(f, text, size - 1, piece[i / 2], i & 1, &cut);
+        run(&d, text, size - 1, size, i & 1, &whole);
+        run(&d, text, size - 1, piece[i / 2], i & 1, &cut);
         kvd_assert(whole.len == cut.len && memcmp(whole.data, cut.data, cut.len) == 0);
         kvd_buf_free(&whole);
         kvd_buf_free(&cut);

@@ -32,6 +32,15 @@ static const char tools[] = "[{\"type\":\"function\",\"function\":{\"name\":\"f\
                             ",\"o\":{\"enum\":[\"<\",null]}}}}},"
                             "{\"type\":\"function\",\"function\":{\"name\":\"none\"}}]";
 
+/* Without free text: what is written at random would not end it. */
+static const char no_text[] = "[{\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
+                              "\"n\":{\"type\":\"integer\",\"minimum\":"
+                              "1,\"maximum\":9},\"w\":{\"enum\":[\"<\",\"a "
+                              "b\"]},\"on\":{\"type\":\"boolean\"}},\"required\":[\"n\","
+                              "\"on\"]}}},{\"function\":{\"name\":\"f2\",\"parameters\":{"
+                              "\"properties\":{\"l\":{\"type\":\"array\","
+                              "\"items\":{\"enum\":[1,null]},\"maxItems\":3}}}}}]";
+
 static uint64_t    seed_ = 1;
 static ktv         file;
 static tok        *toks;
@@ -327,6 +336,174 @@ static void no_memory(void **state)
     assert_in_range(n, 40, 1999);
 }
 
+/* ---- other forms, reasoning, bounds ------------------------------------------------------------
+ */
+
+#define DS(word) "<\xef\xbd\x9c" word "\xef\xbd\x9c>"
+#define TOOL     "tool\xe2\x96\x81"
+#define DS_CALL                \
+    DS(TOOL "call\xe2\x96\x81" \
+            "begin")           \
+    "function" DS(TOOL "sep")
+#define DS_F                                                         \
+    DS_CALL "f\n```json\n{\"n\": 5}\n```" DS(TOOL "call\xe2\x96\x81" \
+                                                  "end")
+#define DS_OPEN                 \
+    DS(TOOL "calls\xe2\x96\x81" \
+            "begin")
+#define DS_CLOSE                \
+    DS(TOOL "calls\xe2\x96\x81" \
+            "end")
+#define HARMONY_F "functions.f <|constrain|>json<|message|>{\"n\":5}"
+#define SEED_F \
+    "<seed:tool_call>\n<function=f>\n<parameter=n>5</parameter>\n</function>\n</seed:tool_call>"
+
+/* One call, and two; what is no call of the form. */
+static void other_forms(void **state)
+{
+    static const struct {
+        kvd_tool_format f;
+        const char     *one, *two, *wrong, *part;
+    } of[] = {
+        { KVD_TOOLS_PHI4, "<|tool_call|>" CALL_F "<|/tool_call|>",
+          "<|tool_call|>" CALL_F "<|/tool_call|><|tool_call|>" CALL_F "<|/tool_call|>",
+          "<|tool_call|>[", "<|tool_call|>{\"name\": \"f\", \"arguments\": {\"n\": 0" },
+        { KVD_TOOLS_GRANITE, "<|tool_call|>[" CALL_F "]", "<|tool_call|> [" CALL_F ", " CALL_F "]",
+          "<|tool_call|>{", "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"n\": 0" },
+        { KVD_TOOLS_MISTRAL,
+          "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"n\": 5}, \"id\": \"abcDEF123\"}]",
+          "[TOOL_CALLS][" CALL_F ", " CALL_F "]", "[TOOL_CALLS]{",
+          "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"n\": 5}, \"id\": \"abc\"" },
+        { KVD_TOOLS_DEEPSEEK, DS_OPEN DS_F DS_CLOSE, DS_OPEN DS_F "\n" DS_F DS_CLOSE, DS_OPEN "{",
+          DS_OPEN DS_CALL "f\n```json\n{\"n\": 0" },
+        { KVD_TOOLS_HARMONY, "<|channel|>commentary to=" HARMONY_F, NULL,
+          "<|channel|>commentary to=functions.q",
+          " to=functions.f<|channel|>commentary json<|message|>{\"n\":0" },
+        { KVD_TOOLS_SEED, SEED_F, SEED_F "\n" SEED_F, "<seed:tool_call>{",
+          "<seed:tool_call><function=f><parameter=n>0" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < KVD_COUNTOF(of); i++)
+        for (int two = 0; two < 4; two++) {
+            const bool  must = two < 2, single = two % 2;
+            const char *text = of[i].one;
+            gram_desc   d    = { .format = of[i].f, .single_call = single };
+            gram       *g;
+
+            d.choice = must ? KVD_TOOL_CHOICE_REQUIRED : KVD_TOOL_CHOICE_AUTO;
+            if (d.format == KVD_TOOLS_HARMONY)
+                d.reasoning = KVD_REASONING_HARMONY;
+            g = must_open(d);
+
+            if (!takes(g, text, false))
+                fail_msg("%s", text);
+            assert_int_equal(takes(g, "Hello <|tool", true), !must);
+            if (of[i].two && takes(g, of[i].two, false) == single)
+                fail_msg("%s", of[i].two);
+            if (takes(g, of[i].wrong, true) || takes(g, of[i].part, true))
+                fail_msg("%s or %s", of[i].wrong, of[i].part);
+            gram_close(g);
+        }
+}
+
+/* Raw text where a string may be, JSON elsewhere. */
+static void raw_parameters(void **state)
+{
+    static const char list[] =
+        "[{\"name\":\"w\",\"parameters\":{\"properties\":{\"s\":{\"type\":\"string\",\"maxLength\":"
+        "2},"
+        "\"n\":{\"type\":\"integer\"},\"e\":{\"type\":\"string\",\"enum\":[\"up\"]}},"
+        "\"required\":[\"s\"]}}]";
+    gram *g = must_open((gram_desc){
+        .tools_json = list, .format = KVD_TOOLS_QWEN_XML, .choice = KVD_TOOL_CHOICE_REQUIRED });
+#define W(params) OPEN "<function=w>" params "</function>" CLOSE
+
+    (void)state;
+    assert_non_null(strstr(gram_notes(g), "tools: w: patterns, formats and lengths"));
+    assert_true(takes(g, W("<parameter=s>a </b>\n\"{</parameter>"), false));
+    assert_true(takes(g, W("<parameter=s></parameter><parameter=n> -7</parameter>"), false));
+    assert_true(takes(g, W("<parameter=s>x</parameter><parameter=e>up</parameter>"), false));
+    assert_false(takes(g, W(""), true));
+    assert_false(takes(g, W("<parameter=s>x</parameter><parameter=e>u</"), true));
+    assert_false(takes(g, W("<parameter=s>x</parameter><parameter=n>x"), true));
+    assert_false(takes(g, W("<parameter=n>"), true));
+    gram_close(g);
+}
+
+/* One call of a function that was named; else at most max_calls. */
+static void bounded(void **state)
+{
+    for (kvd_tool_format f = KVD_TOOLS_HERMES; f <= KVD_TOOLS_LLAMA3; f++)
+        for (uint32_t most = 0; most <= 3; most++) {
+            const bool     hermes = f == KVD_TOOLS_HERMES;
+            const uint32_t limit  = most ? most : 16;
+            gram_desc      d      = { .format = f, .max_calls = most };
+            gram          *g;
+            kvd_buf        text = { 0 };
+
+            (void)state;
+            d.choice = KVD_TOOL_CHOICE_REQUIRED;
+            g        = must_open(d);
+            for (uint32_t n = 1; n <= limit + 1; n++) {
+                if (n > 1 && !hermes)
+                    kvd_buf_putc(&text, ';');
+                kvd_buf_puts(&text, hermes ? OPEN CALL_F CLOSE
+                                           : "{\"name\":\"f\",\"parameters\":{\"n\":5}}");
+                assert_int_equal(takes(g, text.data, false), n <= limit);
+            }
+            gram_close(g);
+            kvd_buf_free(&text);
+        }
+    gram *g = must_open((gram_desc){
+        .format = KVD_TOOLS_HERMES, .choice = KVD_TOOL_CHOICE_REQUIRED, .tool_name = "f" });
+
+    assert_true(takes(g, OPEN CALL_F CLOSE, false));
+    assert_false(takes(g, OPEN CALL_F CLOSE OPEN, true));
+    gram_close(g);
+}
+
+static void reasoning(void **state)
+{
+    static const char schema[] = "{\"type\":\"integer\"}";
+    gram_desc         d        = { .schema_json = schema, .reasoning = KVD_REASONING_THINK };
+    gram             *g;
+
+    (void)state;
+    assert_int_equal(gram_open(&g, trie, &d, &err), KVD_OK);
+    assert_true(takes(g, "7", false));
+    assert_true(takes(g, "<think>\nwell {\n</think>\n\n7", false));
+    assert_false(takes(g, "<think>7", false));
+    assert_false(takes(g, "<think></think>x", true));
+    gram_close(g);
+    d.state = KVD_REASONING_OPEN;
+    assert_int_equal(gram_open(&g, trie, &d, &err), KVD_OK);
+    assert_false(takes(g, "7", false));
+    assert_true(takes(g, "so 7</think>7", false));
+    gram_close(g);
+    d.state = KVD_REASONING_CANNOT;
+    assert_int_equal(gram_open(&g, trie, &d, &err), KVD_OK);
+    assert_false(takes(g, "<", true));
+    gram_close(g);
+    d.state     = KVD_REASONING_MAY;
+    d.reasoning = KVD_REASONING_HARMONY;
+    assert_int_equal(gram_open(&g, trie, &d, &err), KVD_OK);
+    assert_true(takes(g, "<|channel|>final<|message|>7", false));
+    assert_true(takes(g,
+                      "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final"
+                      "<|message|>7",
+                      false));
+    assert_false(takes(g, "7", true));
+    gram_close(g);
+    g = must_open((gram_desc){ .format    = KVD_TOOLS_HERMES,
+                               .choice    = KVD_TOOL_CHOICE_REQUIRED,
+                               .reasoning = KVD_REASONING_THINK,
+                               .state     = KVD_REASONING_OPEN });
+    assert_true(takes(g, "so " OPEN "x</think>\n" OPEN CALL_F CLOSE, false));
+    assert_false(takes(g, "so </think>Hello", true));
+    gram_close(g);
+}
+
 /* ---- at random, and read again
  * ------------------------------------------------------------------- */
 
@@ -428,21 +605,32 @@ static int check_events(tool_stream *s, json_t *list, const char *text)
 
 static void round_trips(void **state)
 {
-    json_t *list   = json_loads(tools, 0, NULL);
+    json_t *all = json_loads(tools, 0, NULL), *plain = json_loads(no_text, 0, NULL);
     int     n_call = 0, n_cut = 0;
     kvd_rng r;
 
     (void)state;
     kvd_rng_seed(&r, seed_);
-    for (int i = 0; i < 60; i++) {
-        const kvd_tool_format f    = i % 2 ? KVD_TOOLS_HERMES : KVD_TOOLS_LLAMA3;
+    for (int i = 0; i < 90; i++) {
+        const kvd_tool_format f    = (kvd_tool_format)(KVD_TOOLS_HERMES + i % KVD_TOOLS_QWEN_XML);
+        const bool            xml  = f >= KVD_TOOLS_SEED;
+        json_t               *list = xml ? plain : all;
         kvd_buf               text = { 0 };
         tool_stream          *s;
         gram                 *g;
 
-        g = must_open((gram_desc){
-            .format = f, .choice = KVD_TOOL_CHOICE_REQUIRED, .single_call = i % 3 == 0 });
-        assert_int_equal(tool_stream_open(&s, f, &err), KVD_OK);
+        g = must_open((gram_desc){ .format      = f,
+                                   .choice      = KVD_TOOL_CHOICE_REQUIRED,
+                                   .single_call = i / 9 % 3 == 0,
+                                   .tools_json  = xml ? no_text : tools });
+        assert_int_equal(tool_stream_open(&s,
+                                          &(tool_desc){ .format     = f,
+                                                        .tools_json = xml ? no_text : tools,
+                                                        .reasoning  = f == KVD_TOOLS_HARMONY
+                                                                          ? KVD_REASONING_HARMONY
+                                                                          : KVD_REASONING_NONE },
+                                          &err),
+                         KVD_OK);
         if (generate(&r, g, s, &text))
             n_call += check_events(s, list, text.data);
         else
@@ -451,9 +639,10 @@ static void round_trips(void **state)
         gram_close(g);
         kvd_buf_free(&text);
     }
-    json_decref(list);
+    json_decref(all);
+    json_decref(plain);
     printf("%d calls, %d texts cut\n", n_call, n_cut);
-    assert_true(n_call >= 40 && n_cut <= 20);
+    assert_true(n_call >= 60 && n_cut <= 30);
 }
 
 /* ---- formats
@@ -464,18 +653,25 @@ static void formats(void **state)
     static const struct {
         const char     *name;
         kvd_tool_format f;
-    } of[] = { { "Qwen-Qwen2.5-7B-Instruct", KVD_TOOLS_HERMES },
-               { "Qwen-QwQ-32B", KVD_TOOLS_HERMES },
-               { "Qwen-Qwen3-0.6B", KVD_TOOLS_HERMES },
-               { "SmolLM2-135M-Instruct", KVD_TOOLS_NONE },
-               { "openai-gpt-oss-120b", KVD_TOOLS_NONE },
-               { "mistralai-Mistral-Nemo-Instruct-2407", KVD_TOOLS_NONE },
-               { "microsoft-Phi-4-mini-instruct", KVD_TOOLS_NONE } };
+        kvd_reasoning   r;
+    } of[] = { { "Qwen-Qwen2.5-7B-Instruct", KVD_TOOLS_HERMES, KVD_REASONING_NONE },
+               { "Qwen-QwQ-32B", KVD_TOOLS_HERMES, KVD_REASONING_THINK },
+               { "Qwen-Qwen3-0.6B", KVD_TOOLS_HERMES, KVD_REASONING_THINK },
+               { "SmolLM2-135M-Instruct", KVD_TOOLS_NONE, KVD_REASONING_NONE },
+               { "microsoft-Phi-3.5-mini-instruct", KVD_TOOLS_NONE, KVD_REASONING_NONE },
+               { "openai-gpt-oss-120b", KVD_TOOLS_HARMONY, KVD_REASONING_HARMONY },
+               { "mistralai-Mistral-Nemo-Instruct-2407", KVD_TOOLS_MISTRAL, KVD_REASONING_NONE },
+               { "microsoft-Phi-4-mini-instruct", KVD_TOOLS_PHI4, KVD_REASONING_NONE },
+               { "ibm-granite-granite-3.3-2B-Instruct", KVD_TOOLS_GRANITE, KVD_REASONING_THINK },
+               { "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", KVD_TOOLS_DEEPSEEK,
+                 KVD_REASONING_THINK },
+               { "ByteDance-Seed-OSS", KVD_TOOLS_SEED, KVD_REASONING_SEED } };
     /* of Llama 3.1's template, which may not be stored here: the words it is told by */
     static const char llama3[] =
         "Respond in the format {\"name\": function name, \"parameters\": dictionary} "
         "... Environment: ipython ... <|python_tag|>";
-    static const char xml[] = "<tool_call>\n<function=name> \"name\" \"arguments\"";
+    static const char xml[]  = "<tool_call>\n<function=name>\n<parameter=a> \"name\" \"arguments\"";
+    static const char half[] = "<tool_call>\n<function=name> \"name\" \"arguments\"";
 
     (void)state;
     for (size_t i = 0; i < KVD_COUNTOF(of); i++) {
@@ -486,12 +682,14 @@ static void formats(void **state)
         snprintf(path, sizeof(path), KVD_TEST_DATA "/tmpl/templates/%s.jinja", of[i].name);
         text = ktv_read_file(path, &len);
         assert_non_null(text);
-        if (tool_format_of(text, len) != of[i].f)
-            fail_msg("%s: %d", of[i].name, (int)tool_format_of(text, len));
+        if (tool_format_of(text, len) != of[i].f || tool_reasoning_of(text, len) != of[i].r)
+            fail_msg("%s: %d, %d", of[i].name, (int)tool_format_of(text, len),
+                     (int)tool_reasoning_of(text, len));
         kvd_free(text);
     }
     assert_int_equal(tool_format_of(llama3, strlen(llama3)), KVD_TOOLS_LLAMA3);
-    assert_int_equal(tool_format_of(xml, strlen(xml)), KVD_TOOLS_NONE);
+    assert_int_equal(tool_format_of(xml, strlen(xml)), KVD_TOOLS_QWEN_XML);
+    assert_int_equal(tool_format_of(half, strlen(half)), KVD_TOOLS_NONE);
     assert_int_equal(tool_format_of(NULL, 0), KVD_TOOLS_NONE);
 }
 
@@ -702,7 +900,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(formats),      cmocka_unit_test(model_answers),
         cmocka_unit_test(model_calls),  cmocka_unit_test(places),
         cmocka_unit_test(wrong_params), cmocka_unit_test(notes_have_own_paths),
-        cmocka_unit_test(rules_once),
+        cmocka_unit_test(rules_once),   cmocka_unit_test(other_forms),
+        cmocka_unit_test(bounded),      cmocka_unit_test(raw_parameters),
+        cmocka_unit_test(reasoning),
     };
 
     if (argc == 3 && strcmp(argv[1], "--seed") == 0)

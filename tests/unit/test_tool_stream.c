@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_tool_stream.c - text to events: calls of both formats, what only looks like one, and the
- * same events however the text is cut. */
+/* test_tool_stream.c - text to events: reasoning, calls of all forms, what only looks like one, and
+ * the same events however the text is cut. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,20 +18,23 @@
 
 static uint64_t seed_ = 1;
 
-/* Appends events as text: T(...) B0(name) D(...) E0 or X0 (not complete); deltas are joined. */
+/* Appends events as text: T(...) R(...) B0(name) D(...) E0 or X0 (not complete); deltas are joined.
+ */
 static void take(tool_stream *s, kvd_buf *out, kvd_tool_event_kind *last)
 {
     kvd_tool_event e;
 
     while (tool_stream_next(s, &e)) {
-        if (e.kind == *last && (e.kind == KVD_TOOL_EVENT_TEXT || e.kind == KVD_TOOL_EVENT_DELTA)) {
+        if (e.kind == *last && e.kind != KVD_TOOL_EVENT_BEGIN && e.kind != KVD_TOOL_EVENT_END) {
             out->len--; /* ) */
             kvd_buf_put(out, e.text, e.len);
             kvd_buf_putc(out, ')');
             continue;
         }
         *last = e.kind;
-        if (e.kind == KVD_TOOL_EVENT_TEXT || e.kind == KVD_TOOL_EVENT_DELTA)
+        if (e.kind == KVD_TOOL_EVENT_REASONING)
+            kvd_buf_putc(out, 'R');
+        else if (e.kind == KVD_TOOL_EVENT_TEXT || e.kind == KVD_TOOL_EVENT_DELTA)
             kvd_buf_putc(out, e.kind == KVD_TOOL_EVENT_TEXT ? 'T' : 'D');
         else if (e.kind == KVD_TOOL_EVENT_BEGIN)
             kvd_buf_printf(out, "B%u", e.call);
@@ -49,7 +52,7 @@ static void take(tool_stream *s, kvd_buf *out, kvd_tool_event_kind *last)
 typedef enum end { FLUSH, CUT, CUT_MORE } end;
 
 /* The events of a text cut into pieces of 1 to most bytes, most 0: not cut; then its end. */
-static char *events_to(end how, kvd_tool_format f, const char *text, size_t len, kvd_rng *r,
+static char *events_of(end how, const tool_desc *d, const char *text, size_t len, kvd_rng *r,
                        uint32_t most)
 {
     kvd_buf             out  = { 0 };
@@ -58,7 +61,7 @@ static char *events_to(end how, kvd_tool_format f, const char *text, size_t len,
     kvd_err             err;
 
     kvd_buf_puts(&out, "");
-    assert_int_equal(tool_stream_open(&s, f, &err), KVD_OK);
+    assert_int_equal(tool_stream_open(&s, d, &err), KVD_OK);
     for (size_t at = 0; at < len;) {
         const size_t n = most ? 1 + kvd_rng_below(r, most) : len;
         const size_t k = n < len - at ? n : len - at;
@@ -77,23 +80,29 @@ static char *events_to(end how, kvd_tool_format f, const char *text, size_t len,
     return kvd_buf_take(&out);
 }
 
-static char *events(kvd_tool_format f, const char *text, size_t len, kvd_rng *r, uint32_t most)
+static char *events_to(end how, kvd_tool_format f, const char *text, size_t len, kvd_rng *r,
+                       uint32_t most)
 {
-    return events_to(FLUSH, f, text, len, r, most);
+    return events_of(how, &(tool_desc){ .format = f }, text, len, r, most);
 }
 
-static void check(kvd_tool_format f, const char *text, const char *want)
+static void check_desc(const tool_desc *d, const char *text, const char *want)
 {
     kvd_rng r;
 
     kvd_rng_seed(&r, seed_);
     for (uint32_t k = 0; k < 12; k++) {
-        char *got = events(f, text, strlen(text), &r, k);
+        char *got = events_of(FLUSH, d, text, strlen(text), &r, k);
 
         if (strcmp(got, want) != 0)
             fail_msg("pieces of %u:\n%s\ngave %s\nnot  %s", k, text, got, want);
         kvd_free(got);
     }
+}
+
+static void check(kvd_tool_format f, const char *text, const char *want)
+{
+    check_desc(&(tool_desc){ .format = f }, text, want);
 }
 
 static void hermes(void **state)
@@ -171,6 +180,116 @@ static void llama(void **state)
     check(f, "{\"name\":\"f\",\"parameters\":{}};", "B0(f)D({})E0T(;)");
 }
 
+/* ---- other forms, and reasoning ----------------------------------------------------------------
+ */
+
+#define DS(word) "<\xef\xbd\x9c" word "\xef\xbd\x9c>"
+#define TOOL     "tool\xe2\x96\x81"
+#define DS_OPEN                 \
+    DS(TOOL "calls\xe2\x96\x81" \
+            "begin")
+#define DS_CLOSE                \
+    DS(TOOL "calls\xe2\x96\x81" \
+            "end")
+#define DS_CALL(name, args)                                                              \
+    DS(TOOL "call\xe2\x96\x81"                                                           \
+            "begin")                                                                     \
+    "function" DS(TOOL "sep") name "\n```json\n" args "\n```" DS(TOOL "call\xe2\x96\x81" \
+                                                                      "end")
+
+static void marked_forms(void **state)
+{
+    static const char f[] = "{\"name\": \"f\", \"arguments\": {\"a\": [1]}}";
+    static const char g[] = "{\"name\": \"g\", \"arguments\": {}, \"id\": \"abcDEF123\"}";
+    char              text[512];
+
+    (void)state;
+    snprintf(text, sizeof(text),
+             "Look. <|tool_call|>%s<|/tool_call|>\n<|tool_call|>%s<|/tool_call|>", f, g);
+    check(KVD_TOOLS_PHI4, text, "T(Look.)B0(f)D({\"a\": [1]})E0B1(g)D({})E1");
+    snprintf(text, sizeof(text), "<|tool_call|>[%s,\n%s]\n", f, g);
+    check(KVD_TOOLS_PHI4, text, "B0(f)D({\"a\": [1]})E0B1(g)D({})E1");
+    check(KVD_TOOLS_GRANITE, text, "B0(f)D({\"a\": [1]})E0B1(g)D({})E1");
+    check(KVD_TOOLS_GRANITE, "<|tool_call|>[]", "T(<|tool_call|>[])");
+    check(KVD_TOOLS_GRANITE, "<|tool_call|>[{\"name\":\"f\"}] yes", "B0(f)D({})E0T( yes)");
+    snprintf(text, sizeof(text), "[TOOL_CALLS] [%s, %s]", f, g);
+    check(KVD_TOOLS_MISTRAL, text, "B0(f)D({\"a\": [1]})E0B1(g)D({})E1");
+    check(KVD_TOOLS_MISTRAL, "a [TOOL_ b", "T(a [TOOL_ b)");
+    snprintf(text, sizeof(text), "<tool_call>[%s, %s]</tool_call>\n", f, g);
+    check(KVD_TOOLS_HERMES, text, "B0(f)D({\"a\": [1]})E0B1(g)D({})E1");
+}
+
+static void named_forms(void **state)
+{
+    const tool_desc h = { .format = KVD_TOOLS_HARMONY, .reasoning = KVD_REASONING_HARMONY };
+
+    (void)state;
+    check(KVD_TOOLS_DEEPSEEK,
+          "So.\n" DS_OPEN DS_CALL("f", "{\"a\": \"```\"}") "\n" DS_CALL("g", "{}") DS_CLOSE,
+          "T(So.)B0(f)D({\"a\": \"```\"})E0B1(g)D({})E1");
+    check(KVD_TOOLS_DEEPSEEK, DS_OPEN DS_CALL("f", "{}"), "B0(f)D({})E0");
+    check(KVD_TOOLS_DEEPSEEK, DS_OPEN "x", "T(" DS_OPEN "x)");
+    check_desc(&h, "<|channel|>final<|message|>Hello.<|end|>", "T(Hello.)");
+    check_desc(&h,
+               "<|channel|>analysis<|message|>I look. <|end|><|start|>assistant<|channel|>"
+               "commentary to=functions.f <|constrain|>json<|message|>{\"a\": 1}",
+               "R(I look.)B0(f)D({\"a\": 1})E0");
+    check_desc(&h, " to=functions.f<|channel|>commentary json<|message|>{}", "B0(f)D({})E0");
+    check_desc(&h,
+               "<|channel|>commentary<|message|>First.<|end|><|start|>assistant to=functions.f"
+               "<|channel|>commentary<|message|>{}",
+               "T(First.)B0(f)D({})E0");
+    check_desc(&h, "", "");
+}
+
+static void raw_parameters(void **state)
+{
+    static const char tools[] = "[{\"function\":{\"name\":\"w\",\"parameters\":{\"properties\":{"
+                                "\"s\":{\"type\":\"string\"},"
+                                "\"n\":{\"type\":\"integer\"},\"o\":{\"type\":\"object\"}}}}}]";
+    const tool_desc   d       = { .format = KVD_TOOLS_SEED, .tools_json = tools };
+    const tool_desc   x       = { .format = KVD_TOOLS_QWEN_XML };
+
+    (void)state;
+    check_desc(&d,
+               "Yes.\n<seed:tool_call>\n<function=w>\n<parameter=s>5</parameter>\n<parameter=n>5"
+               "</parameter>\n<parameter=o>{\"k\": [true]}\n</parameter>\n</function>\n"
+               "</seed:tool_call>\n<seed:tool_call><function=v></function></seed:tool_call>",
+               "T(Yes.)B0(w)D({\"s\": \"5\", \"n\": 5, \"o\": {\"k\": [true]}})E0B1(v)D({})E1");
+    check_desc(&d,
+               "<seed:tool_call><function=w><parameter=s>\na\"\\\n\n</par\t</b\n</parameter>"
+               "</function></seed:tool_call>",
+               "B0(w)D({\"s\": \"a\\\"\\\\\\n\\n</par\\u0009</b\"})E0");
+    check_desc(&x,
+               "<tool_call><function=f><parameter=a>7</parameter><parameter=b>x y</parameter>"
+               "</function></tool_call>",
+               "B0(f)D({\"a\": 7, \"b\": \"x y\"})E0");
+    check_desc(&d, "<seed:tool_call><function=w><parameter=s>ab", "B0(w)D({\"s\": \"ab)X0");
+    check_desc(&d, "<seed:tool_call>no", "T(<seed:tool_call>no)");
+}
+
+static void reasoning(void **state)
+{
+    tool_desc d = { .reasoning = KVD_REASONING_THINK };
+
+    (void)state;
+    check_desc(&d, "<think>\nwell, </thin 5\n</think>\n\nYes. ", "R(well, </thin 5)T(Yes. )");
+    check_desc(&d, "\n<think>\n\n</think>\n\nYes", "T(Yes)");
+    check_desc(&d, "A <think>b</think>", "T(A <think>b</think>)");
+    check_desc(&d, "<think>cut", "R(cut)");
+    check_desc(&d, "plain\n", "T(plain\n)");
+    d.state = KVD_REASONING_OPEN;
+    check_desc(&d, "well</think>Yes</think>", "R(well)T(Yes</think>)");
+    d.state = KVD_REASONING_CANNOT;
+    check_desc(&d, "<think>a", "T(<think>a)");
+    d.state  = KVD_REASONING_MAY;
+    d.format = KVD_TOOLS_HERMES;
+    check_desc(&d, "<think>I " OPEN "x</think>\n" OPEN "{\"name\":\"f\",\"arguments\":{}}" CLOSE,
+               "R(I " OPEN "x)B0(f)D({})E0");
+    d = (tool_desc){ .reasoning = KVD_REASONING_SEED };
+    check_desc(&d, "<seed:think>a</seed:think>b", "R(a)T(b)");
+}
+
 /* ---- the same, at random -------------------------------------------------------------------- */
 
 static void random_text(kvd_rng *r, kvd_buf *b)
@@ -192,6 +311,26 @@ static void random_text(kvd_rng *r, kvd_buf *b)
                                          "word ",
                                          ";",
                                          "\xe2\x82\xac",
+                                         "<|tool_call|>[",
+                                         "<|/tool_call|>",
+                                         "[TOOL_CALLS]",
+                                         "]",
+                                         ",",
+                                         DS_OPEN,
+                                         DS_CALL("f", "{}"),
+                                         DS_CLOSE,
+                                         "<|channel|>commentary to=functions.f",
+                                         "<|message|>",
+                                         "<|start|>assistant",
+                                         "<|end|>",
+                                         "<|channel|>analysis",
+                                         "<seed:tool_call>",
+                                         "<function=f>",
+                                         "<parameter=p>",
+                                         "</parameter>",
+                                         "</function>",
+                                         "<think>",
+                                         "</think>",
                                          "\"name\": \"h\",",
                                          "\"arguments\"",
                                          ":" };
@@ -216,15 +355,17 @@ static void any_cut(void **state)
     (void)state;
     kvd_rng_seed(&r, seed_);
     for (int i = 0; i < 4000; i++) {
-        const kvd_tool_format f = i % 2 ? KVD_TOOLS_HERMES : KVD_TOOLS_LLAMA3;
-        kvd_buf               b = { 0 };
-        char                 *whole, *cut;
+        const tool_desc d = { .format    = (kvd_tool_format)(1 + i % KVD_TOOLS_QWEN_XML),
+                              .reasoning = (kvd_reasoning)(i / 9 % (KVD_REASONING_HARMONY + 1)),
+                              .state     = (kvd_reasoning_state)(i / 36 % 3) };
+        kvd_buf         b = { 0 };
+        char           *whole, *cut;
 
         random_text(&r, &b);
-        whole = events(f, b.data, b.len, &r, 0);
+        whole = events_of(FLUSH, &d, b.data, b.len, &r, 0);
         n_call += strstr(whole, "B0(") != NULL;
         for (uint32_t most = 1; most < 200; most *= 5) {
-            cut = events(f, b.data, b.len, &r, most);
+            cut = events_of(FLUSH, &d, b.data, b.len, &r, most);
             if (strcmp(whole, cut) != 0)
                 fail_msg("text %d, pieces of %u: %s\nwhole: %s\ncut:   %s", i, most, b.data, whole,
                          cut);
@@ -233,7 +374,7 @@ static void any_cut(void **state)
         kvd_free(whole);
         kvd_buf_free(&b);
     }
-    assert_in_range(n_call, 1000, 3500);
+    assert_in_range(n_call, 150, 3500);
 }
 
 static void check_end(end how, kvd_tool_format f, const char *text, const char *want)
@@ -309,7 +450,8 @@ static void held_back(void **state)
     size_t            fed = 0, told = 0;
 
     (void)state;
-    assert_int_equal(tool_stream_open(&s, KVD_TOOLS_HERMES, &err), KVD_OK);
+    assert_int_equal(tool_stream_open(&s, &(tool_desc){ .format = KVD_TOOLS_HERMES }, &err),
+                     KVD_OK);
     for (int i = 0; i < 2000; i++) {
         assert_int_equal(tool_stream_feed(s, &text[i % 22], 1, &err), KVD_OK);
         fed++;
@@ -334,7 +476,7 @@ static void no_memory(void **state)
         kvd_tool_event e;
 
         kvd_alloc_fault(n, false);
-        st = tool_stream_open(&s, KVD_TOOLS_HERMES, &err);
+        st = tool_stream_open(&s, &(tool_desc){ .format = KVD_TOOLS_HERMES }, &err);
         if (st == KVD_OK)
             st = tool_stream_feed(s, text, strlen(text), &err);
         if (st == KVD_OK)
@@ -354,9 +496,12 @@ static void no_memory(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hermes),    cmocka_unit_test(not_calls), cmocka_unit_test(llama),
-        cmocka_unit_test(any_cut),   cmocka_unit_test(held_back), cmocka_unit_test(cut_off),
-        cmocka_unit_test(no_memory),
+        cmocka_unit_test(hermes),      cmocka_unit_test(not_calls),
+        cmocka_unit_test(llama),       cmocka_unit_test(any_cut),
+        cmocka_unit_test(held_back),   cmocka_unit_test(cut_off),
+        cmocka_unit_test(no_memory),   cmocka_unit_test(marked_forms),
+        cmocka_unit_test(named_forms), cmocka_unit_test(raw_parameters),
+        cmocka_unit_test(reasoning),
     };
 
     if (argc == 3 && strcmp(argv[1], "--seed") == 0)
