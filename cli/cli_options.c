@@ -216,6 +216,9 @@ const kvd_opt cli_options[] = {
       "--kv-tokens, one sequence of run or chat)" },
     { "kv-tokens", "", KVD_OPT_COUNT, "N", "0", 0, MILL, CMD_SERVE | CMD_PLAN,
       "tokens that all sequences together may hold; 0: -c times --parallel" },
+    { "reasoning-format", "", KVD_OPT_CHOICE, "auto|none", "auto", NOLIM, CMD_SERVE,
+      "auto: what a model thinks before it answers, as its chat template marks it, is a field of "
+      "its own; none: it stays in the text" },
     { "queue", "", KVD_OPT_INT, "N", "64", 1, 100000, CMD_SERVE,
       "requests that may wait; more are told to come back (429)" },
     { "connections", "", KVD_OPT_INT, "N", "2048", 1, 60000, CMD_SERVE, "connections at a time" },
@@ -434,8 +437,6 @@ const kvd_opt cli_options[] = {
       "models are served for text alone; leave it out" },
     { "model-draft", "-md --hf-repo-draft -hfd -hfrd", KVD_OPT_REFUSED, "", NULL, NOLIM, EVAL,
       "no second model drafts tokens; leave it out, the text is the same without" },
-    { "reasoning-format", "", KVD_OPT_REFUSED, "none|auto", NULL, NOLIM, EVAL,
-      "what a model thinks stays in its text, as with none; clients have to take it out" },
     { "reasoning-budget", "", KVD_OPT_REFUSED, "-1", NULL, NOLIM, EVAL,
       "what a model thinks has no limit of its own; requests say so to templates that know it "
       "(chat_template_kwargs)" },

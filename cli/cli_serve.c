@@ -149,6 +149,7 @@ static void take_params(server_params *p, const kvd_opts *o)
     p->host         = kvd_opts_text(o, "host");
     p->port         = (uint16_t)kvd_opts_int(o, "port");
     p->open         = kvd_opts_flag(o, "without-key");
+    p->reasoning    = strcmp(kvd_opts_text(o, "reasoning-format"), "auto") == 0;
     p->origin       = kvd_opts_text(o, "cors-origin");
     p->name         = kvd_opts_text(o, "alias");
     p->n_predict    = kvd_opts_int(o, "predict");

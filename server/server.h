@@ -29,6 +29,7 @@ typedef struct server_params {
     double   stall_s; /* a step that takes longer has failed */
     double   grace_s; /* that requests have when the server is told to stop */
     bool     cached;  /* the session has a prefix cache */
+    bool     reasoning; /* is told apart from the answer's text, where the template has a form */
     bool     log_json;
     /* A message of the library in the log's words, in out[SERVER_WORDS_BYTES]; NULL: as it is */
     const char *(*words)(const char *msg, char *out);

@@ -7,13 +7,13 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static const char *const names[] = { SRV_PARAM_NAMES, "messages", "system", "max_tokens",
-                                     "stop_sequences", "tools", "tool_choice", "output_config",
-                                     "add_generation_prompt", "chat_template_kwargs",
-                                     "context_management", "thinking",
-                                     /* nothing to do for these */
-                                     "metadata", "cache_control", "user_profile_id", "workspace_id",
-                                     "diagnostics", "service_tier" };
+static const char *const names[] = {
+    SRV_PARAM_NAMES, "messages", "system", "max_tokens", "stop_sequences", "tools", "tool_choice",
+    "output_config", "add_generation_prompt", "chat_template_kwargs", "context_management",
+    "thinking", "reasoning_format", "continue_final_message",
+    /* nothing to do for these */
+    "metadata", "cache_control", "user_profile_id", "workspace_id", "diagnostics", "service_tier"
+};
 
 static const srv_refused refused[] = {
     { "container", "", "tools are the client's to run: leave it out" },
@@ -76,7 +76,8 @@ static void put_block(const srv_job *j, const srv_answer *a, uint32_t i, kvd_buf
     const srv_piece p = srv_piece_at(a, i);
 
     if (!p.is_call) {
-        kvd_buf_puts(b, "{\"type\":\"text\",\"text\":");
+        kvd_buf_puts(b, p.is_reasoning ? "{\"type\":\"thinking\",\"signature\":\"\",\"thinking\":"
+                                       : "{\"type\":\"text\",\"text\":");
         srv_put_string(b, a->said.data + p.at, p.len);
     } else {
         put_tool_use(j, p.call, a->said.data + p.name, p.n_name, b);
@@ -137,7 +138,10 @@ static void open_block(srv_job *j, const srv_event *e, kvd_buf *b)
     kvd_buf_puts(b, ",\"content_block\":");
     if (e->kind == SRV_EVENT_CALL)
         put_tool_use(j, e->call, e->text, e->len, b);
-    kvd_buf_puts(b, e->kind == SRV_EVENT_CALL ? "{}}" : "{\"type\":\"text\",\"text\":\"\"}");
+    kvd_buf_puts(b, e->kind == SRV_EVENT_CALL ? "{}}"
+                    : e->kind == SRV_EVENT_REASONING
+                        ? "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}"
+                        : "{\"type\":\"text\",\"text\":\"\"}");
     srv_typed_end(b);
 }
 
@@ -145,15 +149,22 @@ static void put_more(srv_job *j, const srv_event *e, kvd_buf *b)
 {
     begin_block_event(j, "content_block_delta", b);
     kvd_buf_printf(b, ",\"delta\":{\"type\":%s:",
-                   e->kind == SRV_EVENT_TEXT ? "\"text_delta\",\"text\""
-                                             : "\"input_json_delta\",\"partial_json\"");
+                   e->kind == SRV_EVENT_TEXT        ? "\"text_delta\",\"text\""
+                   : e->kind == SRV_EVENT_REASONING ? "\"thinking_delta\",\"thinking\""
+                                                    : "\"input_json_delta\",\"partial_json\"");
     srv_put_string(b, e->text, e->len);
     kvd_buf_putc(b, '}');
     srv_typed_end(b);
 }
 
+/* Nothing is signed: a block of thinking comes back as it is. */
 static void close_block(srv_job *j, kvd_buf *b)
 {
+    if (srv_piece_at(&j->answer, srv_n_piece(&j->answer) - 1).is_reasoning) {
+        begin_block_event(j, "content_block_delta", b);
+        kvd_buf_puts(b, ",\"delta\":{\"type\":\"signature_delta\",\"signature\":\"\"}");
+        srv_typed_end(b);
+    }
     begin_block_event(j, "content_block_stop", b);
     srv_typed_end(b);
 }
@@ -182,6 +193,7 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     case SRV_EVENT_PROGRESS:
         break;
     case SRV_EVENT_TEXT:
+    case SRV_EVENT_REASONING:
     case SRV_EVENT_CALL:
     case SRV_EVENT_ARGUMENTS:
     case SRV_EVENT_CALL_END:
@@ -298,9 +310,24 @@ static bool add_user(srv_fields *f, json_t *list, const json_t *blocks, const ch
     return ok;
 }
 
+/* A block of thinking; what is redacted says nothing. */
+static bool add_thinking(srv_fields *f, const json_t *block, const char *where, kvd_buf *thinking)
+{
+    const json_t *v = srv_get(block, "thinking");
+
+    if (is_type(block, "redacted_thinking"))
+        return true;
+    if (!json_is_string(v))
+        return srv_fields_bad(f, srv_at("%s.thinking", where).s, "expected a string");
+    if (thinking->len)
+        kvd_buf_putc(thinking, '\n');
+    kvd_buf_put(thinking, json_string_value(v), json_string_length(v));
+    return true;
+}
+
 static bool add_assistant(srv_fields *f, json_t *list, const json_t *blocks, const char *where)
 {
-    kvd_buf text  = { 0 };
+    kvd_buf text = { 0 }, thinking = { 0 };
     json_t *calls = json_array(), *block;
     bool    ok    = true;
     size_t  i;
@@ -313,14 +340,18 @@ static bool add_assistant(srv_fields *f, json_t *list, const json_t *blocks, con
             ok = add_text(f, block, at.s, &text);
         else if (is_type(block, "tool_use"))
             ok = add_use(f, calls, block, at.s);
+        else if (is_type(block, "thinking") || is_type(block, "redacted_thinking"))
+            ok = add_thinking(f, block, at.s, &thinking);
         else
             ok = srv_fields_word(f, srv_at("%s.type", at.s).s, srv_get(block, "type"),
-                                 "text, tool_use");
+                                 "text, tool_use, thinking, redacted_thinking");
         if (!ok)
             break;
     }
-    ok = ok && add_said(f, list, "assistant", &text, json_array_size(calls) ? calls : NULL);
+    ok = ok && add_said(f, list, "assistant", &text, json_array_size(calls) ? calls : NULL) &&
+         srv_add_reasoning(f, list, thinking.data, thinking.len);
     json_decref(calls);
+    kvd_buf_free(&thinking);
     kvd_buf_free(&text);
     return ok;
 }
@@ -374,19 +405,12 @@ static bool add_message(srv_fields *f, json_t *list, const json_t *m, size_t i)
 
 static bool add_messages(srv_fields *f, json_t *list)
 {
-    json_t      *in = srv_get(f->root, "messages"), *system = srv_get(f->root, "system"), *m;
-    const size_t n = json_array_size(in);
-    const char  *last;
-    size_t       i;
+    json_t *in = srv_get(f->root, "messages"), *system = srv_get(f->root, "system"), *m;
+    size_t  i;
 
-    if (n == 0)
+    if (json_array_size(in) == 0)
         return srv_fields_bad(f, "messages", "%sexpected a list of messages",
                               in ? "" : "is missing: ");
-    last = json_string_value(srv_get(json_array_get(in, n - 1), "role"));
-    if (last && strcmp(last, "assistant") == 0)
-        return srv_fields_bad(
-            f, "messages",
-            "the last one is the assistant's, but answers begin anew: end with the user's");
     if (system && !srv_add_message(f, list, "system", system, "text", "system"))
         return false;
     json_array_foreach(in, i, m)
@@ -421,11 +445,11 @@ static void get_choice(srv_fields *f, srv_tools *t)
     }
 }
 
-static void get_output(srv_fields *f, srv_request *r)
+static void get_output(srv_fields *f)
 {
     const json_t *o = srv_get_object(f, f->root, "output_config");
 
-    srv_get_format(f, "output_config", srv_get_object(f, o, "format"), r);
+    srv_get_format(f, "output_config", srv_get_object(f, o, "format"));
 }
 
 /* What both routes read: the prompt, with what belongs to it. */
@@ -438,7 +462,7 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_params(f, r);
     srv_get_u32(f, f->root, "max_tokens", 0, UINT32_MAX - 1, &r->n_max);
     srv_get_stops(f, r, "stop_sequences");
-    get_output(f, r);
+    get_output(f);
     get_choice(f, &t);
     srv_check_edits(f);
     return !f->bad && srv_read_offers(f) && srv_get_converted(f, &conversion, &t, r);

@@ -10,7 +10,7 @@ static const char *const names[] = {
     SRV_PARAM_NAMES, "messages", "max_tokens", "max_completion_tokens", "stop", "n",
     "stream_options", "logprobs", "top_logprobs", "response_format", "tools", "tool_choice",
     "parallel_tool_calls", "return_progress", "add_generation_prompt", "chat_template_kwargs",
-    "reasoning_effort", "verbosity",
+    "reasoning_format", "continue_final_message", "reasoning_effort", "verbosity",
     /* nothing to do for these */
     "user", "metadata", "safety_identifier", "prompt_cache_key", "store", "service_tier"
 };
@@ -58,7 +58,7 @@ static void put_logprobs(const srv *s, const srv_job *j, const srv_token *t, uin
     kvd_buf_puts(b, "],\"refusal\":null}");
 }
 
-/* Text and calls of an answer; text that is not there beside calls is null. */
+/* Reasoning, text and calls of an answer; text that is not there beside calls is null. */
 static void put_said(const srv_job *j, uint32_t choice, const srv_answer *a, kvd_buf *b)
 {
     uint32_t n_call = 0;
@@ -76,11 +76,17 @@ static void put_said(const srv_job *j, uint32_t choice, const srv_answer *a, kvd
         srv_put_string(b, a->said.data + p.at, p.len);
         kvd_buf_puts(b, "}}");
     }
-    kvd_buf_puts(b, n_call ? "],\"content\":" : ",\"content\":");
-    if (n_call && n_call == srv_n_piece(a))
+    if (n_call)
+        kvd_buf_putc(b, ']');
+    if (srv_answer_has(a, true)) {
+        kvd_buf_puts(b, ",\"reasoning_content\":");
+        srv_put_answer_text(a, true, b);
+    }
+    kvd_buf_puts(b, ",\"content\":");
+    if (n_call && !srv_answer_has(a, false))
         kvd_buf_puts(b, "null");
     else
-        srv_put_answer_text(a, b);
+        srv_put_answer_text(a, false, b);
 }
 
 static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
@@ -118,7 +124,8 @@ static void put_role(srv *s, srv_job *j, uint32_t choice, kvd_buf *b)
 static void put_delta(const srv *s, const srv_job *j, const srv_event *e, kvd_buf *b)
 {
     srv_chunk_begin(s, j, CHUNK, b);
-    kvd_buf_printf(b, ",\"choices\":[{\"index\":%u,\"delta\":{\"content\":", e->choice);
+    kvd_buf_printf(b, ",\"choices\":[{\"index\":%u,\"delta\":{\"%s\":", e->choice,
+                   e->kind == SRV_EVENT_REASONING ? "reasoning_content" : "content");
     srv_put_string(b, e->text, e->len);
     kvd_buf_puts(b, "},\"logprobs\":");
     put_logprobs(s, j, e->token, e->n_token, b);
@@ -157,6 +164,7 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
         srv_chunk_progress(s, j, CHUNK, e, b);
         break;
     case SRV_EVENT_TEXT:
+    case SRV_EVENT_REASONING:
         put_delta(s, j, e, b);
         break;
     case SRV_EVENT_CALL:
@@ -192,7 +200,7 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
     srv_get_params(f, r);
     srv_get_choices(f, r);
-    srv_get_format(f, "response_format", srv_get_object(f, f->root, "response_format"), r);
+    srv_get_format(f, "response_format", srv_get_object(f, f->root, "response_format"));
     srv_get_verbosity(f, srv_get(f->root, "verbosity"), "verbosity");
     tools = srv_get_tools(f, r);
     srv_get_bool(f, f->root, "logprobs", &r->logprobs);

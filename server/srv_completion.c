@@ -96,7 +96,7 @@ static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
     kvd_buf_puts(b, ",\"choices\":[");
     for (uint32_t i = 0; i < j->req.n_input * j->req.n; i++) {
         kvd_buf_printf(b, "%s{\"index\":%u,\"text\":", i ? "," : "", i);
-        srv_put_answer_text(&a[i], b);
+        srv_put_answer_text(&a[i], false, b);
         kvd_buf_puts(b, ",\"logprobs\":");
         put_logprobs(s, j, (const srv_token *)(const void *)a[i].tokens.data,
                      (uint32_t)(a[i].tokens.len / sizeof(srv_token)), 0, b);
@@ -129,7 +129,8 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 {
     switch (e->kind) {
     case SRV_EVENT_START:
-    case SRV_EVENT_CALL: /* there are no tools here */
+    case SRV_EVENT_REASONING: /* it stays text here, and there are no tools */
+    case SRV_EVENT_CALL:
     case SRV_EVENT_ARGUMENTS:
     case SRV_EVENT_CALL_END:
         break;
@@ -242,7 +243,7 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_check_names(f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
     srv_get_params(f, r);
     srv_get_choices(f, r);
-    srv_get_format(f, "response_format", srv_get_object(f, f->root, "response_format"), r);
+    srv_get_format(f, "response_format", srv_get_object(f, f->root, "response_format"));
     if (r->n_max == UINT32_MAX && !has_limit(f->root))
         r->n_max = N_MAX_DEFAULT;
     best_of = r->n;

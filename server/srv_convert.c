@@ -30,6 +30,15 @@ bool srv_add_message(srv_fields *f, json_t *list, const char *role, json_t *cont
     return !f->bad && srv_add(f, list, json_pack("{s:s, s:o}", "role", role, "content", text));
 }
 
+bool srv_add_reasoning(srv_fields *f, json_t *list, const char *text, size_t len)
+{
+    json_t *last = json_array_get(list, json_array_size(list) - 1);
+
+    return len == 0 ||
+           json_object_set_new(last, "reasoning_content", json_stringn(text, len)) == 0 ||
+           srv_fields_full(f, "no memory for the messages");
+}
+
 bool srv_add_call(srv_fields *f, json_t *calls, json_t *id, json_t *name, json_t *arguments)
 {
     return srv_add(f, calls,

@@ -69,6 +69,7 @@ void srv_fields_close(srv_fields *f)
 {
     json_decref(f->root);
     json_decref(f->offered);
+    kvd_buf_free(&f->grammar_text);
     f->root = f->offered = NULL;
     kvd_json_texts_free(&f->texts);
 }

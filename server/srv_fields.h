@@ -22,6 +22,12 @@ typedef struct srv_fields {
     json_t     *offered; /* by tools' names, whether messages add or remove them; owned, or NULL */
 
     kvd_json_texts texts; /* of numbers in that JSON */
+
+    bool no_prefill; /* a last message of the assistant's is whole */
+
+    kvd_grammar_params grammar;       /* wanted by grammar_field */
+    const char        *grammar_field; /* NULL: none is */
+    kvd_buf            grammar_text;  /* that grammar points to; owned */
 } srv_fields;
 
 /* Parses the call's body; false: it is not an object, as the reply says.  Closed either way. */
@@ -85,11 +91,14 @@ void srv_get_params(srv_fields *f, srv_request *r);
         "structured_outputs"
 void srv_get_choices(srv_fields *f, srv_request *r);
 void srv_get_stops(srv_fields *f, srv_request *r, const char *name);
-/* srv_format.c: a grammar becomes the request's; an error names the field.  Or that of a format,
- * the field's value (NULL: there is none), or of a schema that is a field of its own. */
-bool srv_open_grammar(srv_fields *f, const char *field, const kvd_grammar_params *p,
-                      srv_request *r);
-void srv_get_format(srv_fields *f, const char *field, const json_t *o, srv_request *r);
+/* srv_format.c: a grammar that the field asks for, by a text that p points to and f takes.  It is
+ * opened when the prompt is known, since that says where the answer begins; an error names the
+ * field. */
+void srv_want_grammar(srv_fields *f, const char *field, const kvd_grammar_params *p, kvd_buf *text);
+bool srv_open_grammar(srv_fields *f, srv_request *r);
+/* That of a format, the field's value (NULL: there is none), or of a schema that is a field of its
+ * own. */
+void srv_get_format(srv_fields *f, const char *field, const json_t *o);
 
 /* srv_tools.c */
 typedef enum srv_choice { SRV_CHOICE_AUTO, SRV_CHOICE_NONE, SRV_CHOICE_CALL } srv_choice;
@@ -112,10 +121,27 @@ json_t *srv_parse_json(srv_fields *f, const char *text, size_t len);
 /* Tokens of a text, specials inside the spans only; owned by the caller. */
 bool srv_tokenize(srv_fields *f, const char *text, size_t len, const kvd_span *spans, size_t n_span,
                   bool bos, srv_input *out);
+/* srv_template.c: what the server's template shows, at its start; then messages (checked) and tools
+ * for it: a list that the caller owns, NULL: an error is told.  *tools: NULL where the messages say
+ * them. */
+void    srv_template_probe(srv *s);
+json_t *srv_template_adapt(srv_fields *f, json_t *messages, const json_t **tools);
+/* srv_prefill.c: a prompt, and where its answer begins.  text and spans are owned. */
+typedef struct srv_prompt {
+    char               *text;
+    size_t              len;
+    kvd_span           *spans; /* that the template wrote */
+    size_t              n_span;
+    kvd_reasoning_state state;
+} srv_prompt;
+void srv_prompt_free(srv_prompt *p);
+/* Takes the message that the answer goes on with out of the list (owned); NULL: there is none, or
+ * an error is told. */
+json_t *srv_take_prefill(srv_fields *f, json_t *messages);
+bool    srv_add_prefill(srv_fields *f, const json_t *message, srv_prompt *p);
 /* srv_messages.c: the chat template over messages, a list in the form of OpenAI's chats, which is
- * changed; tools may be NULL.  *text and *spans are for the caller to free. */
-bool srv_render(srv_fields *f, json_t *messages, const json_t *tools, char **text, size_t *len,
-                kvd_span **spans, size_t *n_span);
+ * changed; tools may be NULL.  Freed by the caller in any case. */
+bool srv_render(srv_fields *f, json_t *messages, const json_t *tools, srv_prompt *out);
 /* The same, as the request's only input. */
 bool srv_get_prompt(srv_fields *f, json_t *messages, const json_t *tools, srv_request *r);
 
@@ -133,6 +159,8 @@ json_t *srv_text_of(srv_fields *f, json_t *v, const char *type, const char *wher
 /* A message; a call; the message with a call's result, whose text it takes. */
 bool srv_add_message(srv_fields *f, json_t *list, const char *role, json_t *content,
                      const char *type, const char *where);
+/* Gives the last message reasoning, if there is any. */
+bool srv_add_reasoning(srv_fields *f, json_t *list, const char *text, size_t len);
 bool srv_add_call(srv_fields *f, json_t *calls, json_t *id, json_t *name, json_t *arguments);
 bool srv_add_result(srv_fields *f, json_t *list, json_t *id, json_t *text);
 /* Appends a tool by a chat's "function", which it takes; NULL: there was no memory for it. */

@@ -7,14 +7,27 @@
 
 #include <string.h>
 
-bool srv_open_grammar(srv_fields *f, const char *field, const kvd_grammar_params *p, srv_request *r)
+void srv_want_grammar(srv_fields *f, const char *field, const kvd_grammar_params *p, kvd_buf *text)
+{
+    f->grammar       = *p;
+    f->grammar_field = field;
+    f->grammar_text  = *text;
+    *text            = (kvd_buf){ 0 };
+}
+
+bool srv_open_grammar(srv_fields *f, srv_request *r)
 {
     kvd_err    err = { 0 };
-    kvd_status st  = kvd_grammar_open(&r->grammar, f->s->model, p, &err);
+    kvd_status st;
 
+    if (!f->grammar_field)
+        return true;
+    f->grammar.reasoning       = r->reasoning;
+    f->grammar.reasoning_state = r->reasoning_state;
+    st                         = kvd_grammar_open(&r->grammar, f->s->model, &f->grammar, &err);
     if (st == KVD_OK)
         srv_log_notes(f->s, kvd_grammar_notes(r->grammar));
-    return srv_fields_status(f, field, st, &err);
+    return srv_fields_status(f, f->grammar_field, st, &err);
 }
 
 /* The schema stands in "json_schema", as OpenAI's chats have it, or beside the type, as responses
@@ -100,7 +113,7 @@ static const json_t *get_bare(srv_fields *f, const char *format, bool has_format
     return f->bad ? NULL : schema;
 }
 
-void srv_get_format(srv_fields *f, const char *field, const json_t *o, srv_request *r)
+void srv_get_format(srv_fields *f, const char *field, const json_t *o)
 {
     kvd_grammar_params p      = KVD_GRAMMAR_PARAMS_INIT;
     kvd_buf            text   = { 0 };
@@ -112,7 +125,9 @@ void srv_get_format(srv_fields *f, const char *field, const json_t *o, srv_reque
     schema        = schema ? schema : bare;
     if (!f->bad && schema && srv_put_json(f, schema, &text))
         p.schema_json = text.data;
-    if (!f->bad && (schema || p.json_object) && srv_open_grammar(f, field, &p, r))
+    if (!f->bad && (schema || p.json_object)) {
+        srv_want_grammar(f, field, &p, &text);
         f->format = field;
+    }
     kvd_buf_free(&text);
 }

@@ -45,6 +45,21 @@ static bool penalises(const kvd_sampler_params *p)
     return p->repeat_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
 }
 
+/* What takes reasoning and calls out of the text. */
+static kvd_status open_parts(srv_gen *g, kvd_err *err)
+{
+    const srv_request *r = &g->job->req;
+    kvd_answer_params  p = KVD_ANSWER_PARAMS_INIT;
+
+    if (r->tools == KVD_TOOLS_NONE && r->reasoning == KVD_REASONING_NONE)
+        return KVD_OK;
+    p.tools           = r->tools;
+    p.tools_json      = r->tools_json;
+    p.reasoning       = r->reasoning;
+    p.reasoning_state = r->reasoning_state;
+    return kvd_answer_open(&g->tools, &p, err);
+}
+
 kvd_status srv_gen_open(srv_gen *g, const kvd_model *m, uint32_t n_ctx, kvd_err *err)
 {
     const srv_request *r    = &g->job->req;
@@ -60,8 +75,7 @@ kvd_status srv_gen_open(srv_gen *g, const kvd_model *m, uint32_t n_ctx, kvd_err 
     if (r->grammar)
         KVD_TRY(kvd_sampler_set_grammar(g->sampler, r->grammar, err));
     KVD_TRY(kvd_detok_open(&g->detok, m, err));
-    if (r->tools != KVD_TOOLS_NONE)
-        KVD_TRY(kvd_tool_open(&g->tools, r->tools, err));
+    KVD_TRY(open_parts(g, err));
     if (r->echo && r->logprobs && !(g->echo = kvd_calloc(in->n, sizeof(*g->echo))))
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the logprobs of %u tokens", in->n);
     g->token = kvd_malloc(((size_t)in->n + g->n_max) * sizeof(*g->token));
@@ -135,10 +149,11 @@ static srv_held *hold(srv_gen *g)
 /* What the tool stream has found goes out. */
 static void tell_found(srv_gen *g, srv_engine *e)
 {
-    static const srv_event_kind kinds[] = { [KVD_TOOL_EVENT_TEXT]  = SRV_EVENT_TEXT,
-                                            [KVD_TOOL_EVENT_BEGIN] = SRV_EVENT_CALL,
-                                            [KVD_TOOL_EVENT_DELTA] = SRV_EVENT_ARGUMENTS,
-                                            [KVD_TOOL_EVENT_END]   = SRV_EVENT_CALL_END };
+    static const srv_event_kind kinds[] = { [KVD_TOOL_EVENT_TEXT]      = SRV_EVENT_TEXT,
+                                            [KVD_TOOL_EVENT_BEGIN]     = SRV_EVENT_CALL,
+                                            [KVD_TOOL_EVENT_DELTA]     = SRV_EVENT_ARGUMENTS,
+                                            [KVD_TOOL_EVENT_END]       = SRV_EVENT_CALL_END,
+                                            [KVD_TOOL_EVENT_REASONING] = SRV_EVENT_REASONING };
     kvd_tool_event              t       = { .struct_size = sizeof(t) };
 
     while (kvd_tool_next(g->tools, &t)) {
@@ -152,8 +167,8 @@ static void tell_found(srv_gen *g, srv_engine *e)
     }
 }
 
-/* The first n bytes of the text go out, with the tokens that end in them.  Where there are tools a
- * token's logprobs come before what becomes of its text. */
+/* The first n bytes of the text go out, with the tokens that end in them.  Where text is taken
+ * apart a token's logprobs come before what becomes of its text. */
 static void tell(srv_gen *g, srv_engine *e, size_t n)
 {
     uint32_t   n_token = 0;
@@ -261,7 +276,8 @@ void srv_gen_end(srv_gen *g, srv_engine *e, bool stopped, bool cut)
         flush(g, e);
     if (!g->tools)
         return;
-    if (kvd_tool_cut(g->tools, cut, NULL) != KVD_OK)
+    if ((g->job->req.tools != KVD_TOOLS_NONE ? kvd_tool_cut(g->tools, cut, NULL)
+                                             : kvd_tool_flush(g->tools, NULL)) != KVD_OK)
         srv_tell(e, g->job, NULL);
     tell_found(g, e);
 }
@@ -297,6 +313,7 @@ kvd_status srv_gen_next(srv_gen *g, srv_engine *e, uint32_t row, bool *over, srv
     *stop   = -1;
     KVD_TRY(kvd_sampler_pick(g->sampler, e->p.session, row, &id, err));
     count_token(g, e);
+    g->job->usage.n_reasoning += g->tools && kvd_tool_reasons(g->tools);
     if (kvd_token_is_end(e->p.model, id) && (!r->ignore_eos || r->grammar)) /* nothing else fits */
         return KVD_OK;
     g->token[g->n_token++] = id;

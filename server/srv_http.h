@@ -20,6 +20,7 @@
 #include "server.h"
 #include "srv_engine.h"
 #include "srv_head.h"
+#include "srv_template.h"
 
 typedef struct srv      srv;
 typedef struct srv_call srv_call;
@@ -123,6 +124,7 @@ struct srv {
     kvd_model_info    info;
     srv_engine_params ep;
     srv_engine       *engine;
+    srv_template      tmpl;
     char              name[128];
     int64_t           started; /* seconds since 1970 */
 

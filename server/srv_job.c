@@ -29,6 +29,7 @@ static void free_request(srv_request *r)
         kvd_free(r->stop[i]);
     kvd_free((void *)(uintptr_t)r->sampling.bias);
     kvd_grammar_close(r->grammar);
+    kvd_free(r->tools_json);
     kvd_buf_free(&r->again);
     kvd_buf_free(&r->again_last);
     kvd_buf_free(&r->spaces);

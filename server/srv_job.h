@@ -3,10 +3,10 @@
  * of events that comes back.  No shape of an API is known here.
  *
  * A job has inputs (prompts) and n choices of each; a choice is one sequence while it runs.  Events
- * of a choice: START, PROGRESS any number of times (if asked for), TEXT and calls of tools any
- * number of times, FINISH.  A call is CALL (its function's name), ARGUMENTS (more of their JSON)
- * any number of times, CALL_END.  The job's last event is END or ERROR.  The reader takes them in
- * order.
+ * of a choice: START, PROGRESS any number of times (if asked for), REASONING, TEXT and calls of
+ * tools any number of times, FINISH.  A call is CALL (its function's name), ARGUMENTS (more of
+ * their JSON) any number of times, CALL_END.  The job's last event is END or ERROR.  The reader
+ * takes them in order.
  *
  * Threads: who parses fills in the request, then nobody changes it; the engine thread adds events,
  * the net thread takes them, the lock is between.  References are counted. */
@@ -47,8 +47,11 @@ typedef struct srv_request {
     uint32_t n_stop;
     bool     ignore_eos;
 
-    kvd_grammar    *grammar; /* owned; NULL: any text */
-    kvd_tool_format tools;   /* in which calls are told apart from text; NONE: all is text */
+    kvd_grammar        *grammar; /* owned; NULL: any text */
+    kvd_tool_format     tools;   /* in which calls are told apart from text; NONE: there are none */
+    char               *tools_json; /* owned; what may be called, in the form of OpenAI's chats */
+    kvd_reasoning       reasoning;  /* in which it is told apart from text; NONE: it is not */
+    kvd_reasoning_state reasoning_state; /* where the answer begins */
 
     bool     logprobs; /* of every token, with n_top others */
     uint32_t n_top;
@@ -82,6 +85,7 @@ typedef enum srv_event_kind {
     SRV_EVENT_START,
     SRV_EVENT_PROGRESS,
     SRV_EVENT_TEXT,
+    SRV_EVENT_REASONING,
     SRV_EVENT_CALL,
     SRV_EVENT_ARGUMENTS,
     SRV_EVENT_CALL_END,
@@ -111,11 +115,11 @@ typedef struct srv_event {
 } srv_event;
 
 /* A choice's events, collected. */
-typedef struct srv_piece { /* of an answer: text, or a call of a tool; places in `said` */
-    bool     is_call, complete;
+typedef struct srv_piece { /* of an answer: text, reasoning, a call; places in `said` */
+    bool     is_call, is_reasoning, complete;
     uint32_t call;
     size_t   name, n_name; /* CALL: of the function */
-    size_t   at, len;      /* text, or arguments */
+    size_t   at, len;      /* text, reasoning, or arguments */
 } srv_piece;
 
 typedef struct srv_answer {
@@ -131,6 +135,7 @@ bool srv_answer_oom(const srv_answer *a);
 /* What a finished job has taken, of all its choices. */
 typedef struct srv_usage {
     uint64_t n_prompt, n_generated;
+    uint64_t n_reasoning;          /* of n_generated */
     uint64_t n_cached[SRV_N_TIER]; /* of n_prompt: where their K and V came from */
     uint64_t n_evaluated;          /* prompt tokens that were evaluated */
     uint64_t queue_ns, prompt_ns, generate_ns;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srv_main.c - the net thread's loop: sockets, what workers and the engine have done, time,
  * signals, and the ends: a stop, a failed device, a step that hangs. */
-#include "srv_http.h"
+#include "srv_fields.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -404,6 +404,7 @@ kvd_status server_run(kvd_model *m, kvd_session *session, const kvd_plan *plan,
 
     kvd_model_get_info(m, &s.info);
     name_model(&s);
+    srv_template_probe(&s);
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.work_wake, NULL);
     srv_log_open(p);

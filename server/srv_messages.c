@@ -71,7 +71,13 @@ static bool normalise_content(srv_fields *f, json_t *m, const char *role, const 
            srv_fields_full(f, "no memory for its content");
 }
 
-/* Templates write arguments as JSON, so those that clients give as text become what they say. */
+static bool is_blank(const char *s, size_t len)
+{
+    return strspn(s, " \t\r\n") == len;
+}
+
+/* Templates write arguments as JSON, so those that clients give as text become what they say: an
+ * object, empty where they say nothing. */
 static bool normalise_call(srv_fields *f, json_t *call, const char *where, size_t i)
 {
     json_t *function = srv_get(call, "function");
@@ -86,8 +92,12 @@ static bool normalise_call(srv_fields *f, json_t *call, const char *where, size_
                               "expected a text or an object");
     if (json_is_object(args))
         return true;
-    value =
-        args ? srv_parse_json(f, json_string_value(args), json_string_length(args)) : json_object();
+    if (!args || is_blank(json_string_value(args), json_string_length(args)))
+        value = json_object();
+    else
+        value = srv_parse_json(f, json_string_value(args), json_string_length(args));
+    if (json_is_null(value))
+        value = json_object();
     if (!json_is_object(value)) { /* a call that was cut: as it was written */
         json_decref(value);
         return true;
@@ -143,17 +153,37 @@ static void put_input(srv_fields *f, const json_t *messages, const json_t *tools
     json_decref(vars);
 }
 
-bool srv_render(srv_fields *f, json_t *list, const json_t *tools, char **text, size_t *len,
-                kvd_span **spans, size_t *n_span)
+/* The template over messages that it can show. */
+static bool render(srv_fields *f, json_t *list, const json_t *tools, srv_prompt *out)
 {
     kvd_chat_request r     = KVD_CHAT_REQUEST_INIT;
     kvd_buf          in[3] = { 0 };
     kvd_err          err   = { 0 };
-    json_t          *m;
-    size_t           i;
+    json_t          *shown = srv_template_adapt(f, list, &tools);
 
-    *text  = NULL;
-    *spans = NULL;
+    if (!shown)
+        return false;
+    srv_get_bool(f, f->root, "add_generation_prompt", &r.add_generation_prompt);
+    put_input(f, shown, tools, in);
+    r.messages_json = in[0].data;
+    r.tools_json    = in[1].data;
+    r.vars_json     = in[2].data;
+    if (!f->bad)
+        srv_fields_status(f, "messages",
+                          kvd_chat_render(f->s->model, &r, &out->text, &out->len, &out->spans,
+                                          &out->n_span, &err),
+                          &err);
+    for (size_t i = 0; i < KVD_COUNTOF(in); i++)
+        kvd_buf_free(&in[i]);
+    json_decref(shown);
+    return !f->bad;
+}
+
+bool srv_render(srv_fields *f, json_t *list, const json_t *tools, srv_prompt *out)
+{
+    json_t *m;
+    size_t  i;
+
     if (!f->s->info.chat_template)
         return srv_fields_bad(
             f, "messages",
@@ -167,33 +197,46 @@ bool srv_render(srv_fields *f, json_t *list, const json_t *tools, char **text, s
         if (!normalise(f, m, i))
             return false;
     }
-    srv_get_bool(f, f->root, "add_generation_prompt", &r.add_generation_prompt);
-    put_input(f, list, tools, in);
-    r.messages_json = in[0].data;
-    r.tools_json    = in[1].data;
-    r.vars_json     = in[2].data;
-    if (!f->bad)
-        srv_fields_status(f, "messages",
-                          kvd_chat_render(f->s->model, &r, text, len, spans, n_span, &err), &err);
-    for (i = 0; i < KVD_COUNTOF(in); i++)
-        kvd_buf_free(&in[i]);
+    m = srv_take_prefill(f, list);
+    if (!f->bad && render(f, list, tools, out)) {
+        kvd_chat_reasoning(f->s->model, out->text, out->len, &out->state);
+        if (m)
+            srv_add_prefill(f, m, out);
+    }
+    json_decref(m);
     return !f->bad;
+}
+
+/* Whether reasoning is told apart, as the request or the server says. */
+static void get_reasoning(srv_fields *f, kvd_reasoning_state state, srv_request *r)
+{
+    const json_t       *word = srv_get(f->root, "reasoning_format");
+    const char         *s    = json_string_value(word);
+    const kvd_reasoning form = kvd_chat_reasoning(f->s->model, "", 0, NULL);
+    bool                on   = f->s->p.reasoning;
+
+    if (word && (!s || (strcmp(s, "auto") != 0 && strcmp(s, "none") != 0)))
+        srv_fields_word(f, "reasoning_format", word, "auto, none");
+    else if (word)
+        on = *s == 'a';
+    if (!on || (state == KVD_REASONING_CANNOT && form != KVD_REASONING_HARMONY))
+        return;
+    r->reasoning       = form;
+    r->reasoning_state = state;
 }
 
 bool srv_get_prompt(srv_fields *f, json_t *messages, const json_t *tools, srv_request *r)
 {
-    char     *text  = NULL;
-    kvd_span *spans = NULL;
-    size_t    len = 0, n = 0;
-    bool      ok;
+    srv_prompt p = { 0 };
 
     r->input = kvd_calloc(1, sizeof(*r->input));
     if (!r->input)
         return srv_fields_full(f, "no memory for the prompt");
     r->n_input = 1;
-    ok         = srv_render(f, messages, tools, &text, &len, &spans, &n) &&
-         srv_tokenize(f, text, len, spans, n, true, &r->input[0]);
-    kvd_free(text);
-    kvd_free(spans);
-    return ok;
+    if (srv_render(f, messages, tools, &p)) {
+        get_reasoning(f, p.state, r);
+        srv_tokenize(f, p.text, p.len, p.spans, p.n_span, true, &r->input[0]);
+    }
+    srv_prompt_free(&p);
+    return !f->bad;
 }

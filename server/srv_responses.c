@@ -8,13 +8,13 @@
 #include "srv_routes.h"
 #include "srv_shape.h"
 
-static const char *const names[] = { SRV_PARAM_NAMES, "input", "instructions", "max_output_tokens",
-                                     "stream_options", "text", "tools", "tool_choice",
-                                     "parallel_tool_calls", "stop", "add_generation_prompt",
-                                     "chat_template_kwargs", "include", "reasoning",
-                                     /* nothing to do for these */
-                                     "metadata", "user", "safety_identifier", "prompt_cache_key",
-                                     "client_metadata", "service_tier" };
+static const char *const names[] = {
+    SRV_PARAM_NAMES, "input", "instructions", "max_output_tokens", "stream_options", "text",
+    "tools", "tool_choice", "parallel_tool_calls", "stop", "add_generation_prompt",
+    "chat_template_kwargs", "include", "reasoning", "reasoning_format",
+    /* nothing to do for these */
+    "metadata", "user", "safety_identifier", "prompt_cache_key", "client_metadata", "service_tier"
+};
 
 static const srv_refused refused[] = {
     { "access_programs", "{}", SRV_SAY_NOTHING_LIKE },
@@ -44,15 +44,20 @@ static void put_usage(const srv_job *j, kvd_buf *b)
                    (unsigned long long)u->n_prompt, (unsigned long long)srv_n_cached(u));
     srv_put_tiers(u, b);
     kvd_buf_printf(b,
-                   "},\"output_tokens\":%llu,\"output_tokens_details\":{\"reasoning_tokens\":0},"
+                   "},\"output_tokens\":%llu,\"output_tokens_details\":{\"reasoning_tokens\":%llu},"
                    "\"total_tokens\":%llu}",
-                   (unsigned long long)u->n_generated,
+                   (unsigned long long)u->n_generated, (unsigned long long)u->n_reasoning,
                    (unsigned long long)(u->n_prompt + u->n_generated));
 }
 
 static void put_item_id(const srv_job *j, const srv_answer *a, uint32_t i, kvd_buf *b)
 {
-    kvd_buf_printf(b, "\"%s_%s_%u\"", srv_piece_at(a, i).is_call ? "fc" : "msg",
+    const srv_piece p = srv_piece_at(a, i);
+
+    kvd_buf_printf(b, "\"%s_%s_%u\"",
+                   p.is_call        ? "fc"
+                   : p.is_reasoning ? "rs"
+                                    : "msg",
                    j->id + strlen(j->shape->prefix), i);
 }
 
@@ -65,9 +70,11 @@ static const char *status_of(const srv_answer *a, uint32_t i)
     return (p.is_call ? p.complete : !cut) ? "completed" : "incomplete";
 }
 
-static void put_part(const char *text, size_t len, kvd_buf *b)
+static void put_part(bool reasoning, const char *text, size_t len, kvd_buf *b)
 {
-    kvd_buf_puts(b, "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],\"text\":");
+    kvd_buf_puts(b, reasoning ? "{\"type\":\"reasoning_text\",\"text\":"
+                              : "{\"type\":\"output_text\",\"annotations\":[],\"logprobs\":[],"
+                                "\"text\":");
     srv_put_string(b, text, len);
     kvd_buf_putc(b, '}');
 }
@@ -89,9 +96,10 @@ static void put_item(const srv_job *j, const srv_answer *a, uint32_t i, bool beg
         kvd_buf_putc(b, '}');
         return;
     }
-    kvd_buf_puts(b, ",\"type\":\"message\",\"role\":\"assistant\",\"content\":[");
+    kvd_buf_puts(b, p.is_reasoning ? ",\"type\":\"reasoning\",\"summary\":[],\"content\":["
+                                   : ",\"type\":\"message\",\"role\":\"assistant\",\"content\":[");
     if (!begins)
-        put_part(a->said.data + p.at, p.len, b);
+        put_part(p.is_reasoning, a->said.data + p.at, p.len, b);
     kvd_buf_puts(b, "]}");
 }
 
@@ -183,29 +191,33 @@ static void say_item(srv_job *j, const char *type, bool begins, kvd_buf *b)
     srv_typed_end(b);
 }
 
-static void say_part(srv_job *j, const char *type, const char *text, size_t len, kvd_buf *b)
+static void say_part(srv_job *j, const char *type, bool reasoning, const char *text, size_t len,
+                     kvd_buf *b)
 {
     begin_item_event(j, type, b);
     kvd_buf_puts(b, ",\"content_index\":0,\"part\":");
-    put_part(text, len, b);
+    put_part(reasoning, text, len, b);
     srv_typed_end(b);
 }
 
 static void open_item(srv_job *j, const srv_event *e, kvd_buf *b)
 {
     say_item(j, "response.output_item.added", true, b);
-    if (e->kind == SRV_EVENT_TEXT)
-        say_part(j, "response.content_part.added", "", 0, b);
+    if (e->kind != SRV_EVENT_CALL)
+        say_part(j, "response.content_part.added", e->kind == SRV_EVENT_REASONING, "", 0, b);
 }
 
 static void say_more(srv_job *j, const srv_event *e, kvd_buf *b)
 {
     begin_item_event(j,
-                     e->kind == SRV_EVENT_TEXT ? "response.output_text.delta"
-                                               : "response.function_call_arguments.delta",
+                     e->kind == SRV_EVENT_TEXT        ? "response.output_text.delta"
+                     : e->kind == SRV_EVENT_REASONING ? "response.reasoning_text.delta"
+                                                      : "response.function_call_arguments.delta",
                      b);
     if (e->kind == SRV_EVENT_TEXT)
         kvd_buf_puts(b, ",\"content_index\":0,\"logprobs\":[]");
+    else if (e->kind == SRV_EVENT_REASONING)
+        kvd_buf_puts(b, ",\"content_index\":0");
     kvd_buf_puts(b, ",\"delta\":");
     srv_put_string(b, e->text, e->len);
     srv_typed_end(b);
@@ -224,11 +236,13 @@ static void close_item(srv_job *j, kvd_buf *b)
         srv_put_string(b, text, p.len);
         srv_typed_end(b);
     } else {
-        begin_item_event(j, "response.output_text.done", b);
-        kvd_buf_puts(b, ",\"content_index\":0,\"logprobs\":[],\"text\":");
+        begin_item_event(
+            j, p.is_reasoning ? "response.reasoning_text.done" : "response.output_text.done", b);
+        kvd_buf_printf(b, ",\"content_index\":0,%s\"text\":",
+                       p.is_reasoning ? "" : "\"logprobs\":[],");
         srv_put_string(b, text, p.len);
         srv_typed_end(b);
-        say_part(j, "response.content_part.done", text, p.len, b);
+        say_part(j, "response.content_part.done", p.is_reasoning, text, p.len, b);
     }
     say_item(j, "response.output_item.done", false, b);
 }
@@ -256,6 +270,7 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
     case SRV_EVENT_PROGRESS:
         break;
     case SRV_EVENT_TEXT:
+    case SRV_EVENT_REASONING:
     case SRV_EVENT_CALL:
     case SRV_EVENT_ARGUMENTS:
     case SRV_EVENT_CALL_END:
@@ -277,6 +292,56 @@ static void event(srv *s, srv_job *j, const srv_event *e, kvd_buf *b)
 /* ---- items, brought to the form of chats -------------------------------------------------------
  */
 
+/* The last message, if it is the assistant's and has reasoning alone; NULL: it is not. */
+static json_t *bare_reasoning(const json_t *list)
+{
+    const size_t  n    = json_array_size(list);
+    json_t       *last = n ? json_array_get(list, n - 1) : NULL;
+    const json_t *text = srv_get(last, "content");
+
+    return srv_get(last, "reasoning_content") && json_string_length(text) == 0 &&
+                   !srv_get(last, "tool_calls")
+               ? last
+               : NULL;
+}
+
+/* Texts of a list of parts, a line each; parts of other types say nothing to a template. */
+static void put_texts(const json_t *parts, kvd_buf *b)
+{
+    size_t  i;
+    json_t *part;
+
+    json_array_foreach(parts, i, part)
+    {
+        const json_t *text = srv_get(part, "text");
+
+        if (!json_is_string(text))
+            continue;
+        if (b->len)
+            kvd_buf_putc(b, '\n');
+        kvd_buf_put(b, json_string_value(text), json_string_length(text));
+    }
+}
+
+/* Reasoning belongs to the assistant's message or call behind it; its summary stands for it where
+ * there is no more. */
+static bool add_reasoning(srv_fields *f, json_t *list, const json_t *item)
+{
+    kvd_buf text = { 0 };
+    bool    ok   = true;
+
+    put_texts(srv_get(item, "content"), &text);
+    if (text.len == 0)
+        put_texts(srv_get(item, "summary"), &text);
+    if (text.oom)
+        ok = srv_fields_full(f, "no memory for the messages");
+    else if (text.len)
+        ok = srv_add(f, list, json_pack("{s:s, s:s}", "role", "assistant", "content", "")) &&
+             srv_add_reasoning(f, list, text.data, text.len);
+    kvd_buf_free(&text);
+    return ok;
+}
+
 static bool add_message(srv_fields *f, json_t *list, const json_t *item, const char *where)
 {
     const json_t *word = srv_get(item, "role");
@@ -287,6 +352,13 @@ static bool add_message(srv_fields *f, json_t *list, const json_t *item, const c
                   strcmp(role, "developer") != 0))
         return srv_fields_word(f, srv_at("%s.role", where).s, word,
                                "user, assistant, system, developer");
+    if (ours && bare_reasoning(list)) {
+        json_t *text =
+            srv_text_of(f, srv_get(item, "content"), "output_text", srv_at("%s.content", where).s);
+
+        return !f->bad && (json_object_set_new(bare_reasoning(list), "content", text) == 0 ||
+                           srv_fields_full(f, "no memory for the messages"));
+    }
     return srv_add_message(f, list, role, srv_get(item, "content"),
                            ours ? "output_text" : "input_text", srv_at("%s.content", where).s);
 }
@@ -372,8 +444,10 @@ static bool add_item(srv_fields *f, json_t *list, const json_t *item, size_t i)
         return add_call(f, list, item, where.s);
     if (type && strcmp(type, "function_call_output") == 0)
         return add_output(f, list, item, where.s);
+    if (type && strcmp(type, "reasoning") == 0)
+        return add_reasoning(f, list, item);
     return srv_fields_word(f, srv_at("%s.type", where.s).s, word,
-                           "message, function_call, function_call_output");
+                           "message, reasoning, function_call, function_call_output");
 }
 
 static bool add_messages(srv_fields *f, json_t *list)
@@ -441,12 +515,12 @@ static void get_choice(srv_fields *f, srv_tools *t)
         srv_get_choice(f, v, &t->choice);
 }
 
-static void get_text(srv_fields *f, srv_request *r)
+static void get_text(srv_fields *f)
 {
     const json_t *o = srv_get_object(f, f->root, "text");
 
     srv_get_verbosity(f, srv_get(o, "verbosity"), "text.verbosity");
-    srv_get_format(f, "text", srv_get_object(f, o, "format"), r);
+    srv_get_format(f, "text", srv_get_object(f, o, "format"));
 }
 
 /* More of an answer: of tools that never run, of images, or of reasoning, which is there anyway. */
@@ -545,10 +619,11 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_params(f, r);
     srv_get_u32(f, f->root, "max_output_tokens", 0, UINT32_MAX - 1, &r->n_max);
     srv_get_stops(f, r, "stop");
-    get_text(f, r);
+    get_text(f);
     get_include(f);
     get_reasoning(f);
     get_choice(f, &t);
+    f->no_prefill = true;
     return srv_get_converted(f, &conversion, &t, r) && keep_request(f, r);
 }
 

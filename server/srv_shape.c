@@ -46,7 +46,8 @@ static void put_usage(const srv_job *j, kvd_buf *b)
                    "\"prompt_tokens_details\":{\"cached_tokens\":%llu,",
                    prompt, generated, prompt + generated, (unsigned long long)srv_n_cached(u));
     srv_put_tiers(u, b);
-    kvd_buf_puts(b, "},\"completion_tokens_details\":{\"reasoning_tokens\":0}}");
+    kvd_buf_puts(b, "},\"completion_tokens_details\":{\"reasoning_tokens\":");
+    kvd_buf_printf(b, "%llu}}", (unsigned long long)u->n_reasoning);
 }
 
 static double rate(uint64_t n, uint64_t ns)
@@ -204,12 +205,17 @@ srv_piece srv_piece_at(const srv_answer *a, uint32_t i)
     return p;
 }
 
-static void begin_piece(srv_answer *a, const char *name, size_t n_name, uint32_t call)
+static void begin_piece(srv_answer *a, const srv_event *e)
 {
-    srv_piece p = { .is_call = name != NULL, .call = call, .n_name = n_name };
+    const bool call = e->kind == SRV_EVENT_CALL;
+    srv_piece  p    = { .is_call      = call,
+                        .is_reasoning = e->kind == SRV_EVENT_REASONING,
+                        .call         = e->call,
+                        .n_name       = call ? e->len : 0 };
 
     p.name = a->said.len;
-    kvd_buf_put(&a->said, name, n_name);
+    if (call)
+        kvd_buf_put(&a->said, e->text, e->len);
     p.at = a->said.len;
     kvd_buf_put(&a->pieces, &p, sizeof(p));
 }
@@ -229,11 +235,17 @@ static void add_said(srv_answer *a, const srv_event *e)
     memcpy(a->pieces.data + at, &p, sizeof(p));
 }
 
+/* Text or reasoning that does not go on with the last piece. */
 static bool begins_text(const srv_answer *a, const srv_event *e)
 {
-    const uint32_t n = srv_n_piece(a);
+    const uint32_t n    = srv_n_piece(a);
+    const bool     text = e->kind == SRV_EVENT_TEXT || e->kind == SRV_EVENT_REASONING;
+    srv_piece      p;
 
-    return e->len > 0 && (n == 0 || srv_piece_at(a, n - 1).is_call);
+    if (!text || e->len == 0 || n == 0)
+        return text && e->len > 0;
+    p = srv_piece_at(a, n - 1);
+    return p.is_call || p.is_reasoning != (e->kind == SRV_EVENT_REASONING);
 }
 
 static void collect_text(srv_answer *a, const srv_event *e)
@@ -242,16 +254,16 @@ static void collect_text(srv_answer *a, const srv_event *e)
     if (e->len == 0)
         return;
     if (begins_text(a, e))
-        begin_piece(a, NULL, 0, 0);
+        begin_piece(a, e);
     add_said(a, e);
 }
 
 void srv_collect(srv_answer *a, const srv_event *e)
 {
-    if (e->kind == SRV_EVENT_TEXT)
+    if (e->kind == SRV_EVENT_TEXT || e->kind == SRV_EVENT_REASONING)
         collect_text(a, e);
     else if (e->kind == SRV_EVENT_CALL)
-        begin_piece(a, e->text, e->len, e->call);
+        begin_piece(a, e);
     else if (e->kind == SRV_EVENT_ARGUMENTS || e->kind == SRV_EVENT_CALL_END)
         add_said(a, e);
     else if (e->kind == SRV_EVENT_FINISH) {
@@ -269,8 +281,7 @@ static void close_piece(const srv_piece_shape *p, srv_job *j, kvd_buf *b)
 
 void srv_piece_event(const srv_piece_shape *p, srv_job *j, const srv_event *e, kvd_buf *b)
 {
-    const bool begins =
-        e->kind == SRV_EVENT_CALL || (e->kind == SRV_EVENT_TEXT && begins_text(&j->answer, e));
+    const bool begins = e->kind == SRV_EVENT_CALL || begins_text(&j->answer, e);
 
     if (begins)
         close_piece(p, j, b);
@@ -301,15 +312,25 @@ bool srv_answer_oom(const srv_answer *a)
     return a->said.oom || a->tokens.oom || a->pieces.oom;
 }
 
-/* All text of an answer, without its calls, as a JSON string. */
-void srv_put_answer_text(const srv_answer *a, kvd_buf *b)
+bool srv_answer_has(const srv_answer *a, bool reasoning)
+{
+    for (uint32_t i = 0; i < srv_n_piece(a); i++) {
+        const srv_piece p = srv_piece_at(a, i);
+
+        if (!p.is_call && p.is_reasoning == reasoning)
+            return true;
+    }
+    return false;
+}
+
+void srv_put_answer_text(const srv_answer *a, bool reasoning, kvd_buf *b)
 {
     kvd_buf text = { 0 };
 
     for (uint32_t i = 0; i < srv_n_piece(a); i++) {
         const srv_piece p = srv_piece_at(a, i);
 
-        if (!p.is_call)
+        if (!p.is_call && p.is_reasoning == reasoning)
             kvd_buf_put(&text, a->said.data + p.at, p.len);
     }
     srv_put_string(b, text.data ? text.data : "", text.len);

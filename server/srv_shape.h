@@ -25,7 +25,8 @@ typedef struct srv_piece_shape {
     void (*more)(srv_job *j, const srv_event *e, kvd_buf *b); /* it has text */
     void (*close)(srv_job *j, kvd_buf *b);
 } srv_piece_shape;
-/* TEXT, events of calls, FINISH: of the last piece of j->answer, which they are collected in. */
+/* TEXT, REASONING, events of calls, FINISH: of the last piece of j->answer, which they are
+ * collected in. */
 void srv_piece_event(const srv_piece_shape *p, srv_job *j, const srv_event *e, kvd_buf *b);
 /* An event of a stream whose events have types, up to what is its own; and its end. */
 void srv_typed_begin(const char *type, kvd_buf *b);
@@ -35,8 +36,10 @@ void srv_typed_end(kvd_buf *b);
 void      srv_collect(srv_answer *a, const srv_event *e);
 uint32_t  srv_n_piece(const srv_answer *a);
 srv_piece srv_piece_at(const srv_answer *a, uint32_t i);
-void      srv_put_answer_text(const srv_answer *a, kvd_buf *b);
-void      srv_put_call_id(const srv_job *j, uint32_t choice, uint32_t call, kvd_buf *b);
+/* All text of an answer, or all reasoning, as a JSON string; whether there is any. */
+void srv_put_answer_text(const srv_answer *a, bool reasoning, kvd_buf *b);
+bool srv_answer_has(const srv_answer *a, bool reasoning);
+void srv_put_call_id(const srv_job *j, uint32_t choice, uint32_t call, kvd_buf *b);
 /* Tokens of prompts that were not evaluated; the field "cached_by_tier" with where they were. */
 uint64_t srv_n_cached(const srv_usage *u);
 void     srv_put_tiers(const srv_usage *u, kvd_buf *b);

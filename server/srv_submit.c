@@ -93,7 +93,7 @@ srv_job *srv_read_job(srv *s, srv_call *c, bool (*request)(srv_fields *f, srv_re
     }
     ok     = srv_fields_open(&f, s, c);
     f.asks = true;
-    if (!ok || !request(&f, &j->req)) {
+    if (!ok || !request(&f, &j->req) || !srv_open_grammar(&f, &j->req)) {
         srv_job_unref(j);
         j = NULL;
     }

@@ -147,17 +147,15 @@ void srv_route_detokenize(srv *s, srv_call *c)
 
 void srv_route_template(srv *s, srv_call *c)
 {
-    static const char *const names[]   = { "messages", "add_generation_prompt",
-                                           "chat_template_kwargs", "tools", "model" };
+    static const char *const names[] = {
+        "messages", "add_generation_prompt", "chat_template_kwargs", "tools",
+        "model",    "continue_final_message"
+    };
     static const srv_refused refused[] = {
-        { "chat_template", "",
-          "the template is the server's (--chat-template FILE): leave it out" },
-        { "continue_final_message", "false", "answers begin anew: leave it out" }
+        { "chat_template", "", "the template is the server's (--chat-template FILE): leave it out" }
     };
     srv_fields f;
-    char      *text  = NULL;
-    kvd_span  *spans = NULL;
-    size_t     len = 0, n = 0;
+    srv_prompt p = { 0 };
 
     if (srv_fields_open(&f, s, c)) {
         const json_t *tools = srv_get(f.root, "tools");
@@ -165,14 +163,13 @@ void srv_route_template(srv *s, srv_call *c)
         srv_check_names(&f, names, KVD_COUNTOF(names), refused, KVD_COUNTOF(refused));
         if (tools && !json_is_array(tools))
             srv_fields_bad(&f, "tools", "expected a list of tools");
-        if (!f.bad && srv_render(&f, srv_get(f.root, "messages"), tools, &text, &len, &spans, &n)) {
+        if (!f.bad && srv_render(&f, srv_get(f.root, "messages"), tools, &p)) {
             c->reply.status = 200;
             kvd_buf_puts(&c->reply.body, "{\"prompt\":");
-            srv_put_string(&c->reply.body, text, len);
+            srv_put_string(&c->reply.body, p.text, p.len);
             kvd_buf_putc(&c->reply.body, '}');
         }
     }
-    kvd_free(text);
-    kvd_free(spans);
+    srv_prompt_free(&p);
     srv_fields_close(&f);
 }

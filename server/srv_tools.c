@@ -63,26 +63,23 @@ const json_t *srv_use_tools(srv_fields *f, const srv_tools *t, srv_request *r)
     }
     if (t->choice == SRV_CHOICE_NONE)
         return NULL;
-    if (r->grammar) {
+    if (f->grammar_field) {
         srv_fields_bad(f, f->format, "not together with tools that may be called");
-        return NULL;
-    }
-    if (kvd_model_tool_format(f->s->model) == KVD_TOOLS_NONE) {
-        srv_fields_bad(f, "tools",
-                       "the model's chat template has no form of calls that is known here: those "
-                       "of Hermes and Qwen, and of Llama 3, are; --chat-template FILE gives the "
-                       "server another template");
         return NULL;
     }
     p.tool_choice = t->choice == SRV_CHOICE_CALL ? KVD_TOOL_CHOICE_REQUIRED : KVD_TOOL_CHOICE_AUTO;
     p.tool_name   = t->name;
     p.single_call = t->single;
+    p.tool_format = f->s->tmpl.form;
     if (srv_put_json(f, t->list, &text)) {
-        p.tools_json = text.data;
-        srv_open_grammar(f, "tools", &p, r);
-        r->tools = kvd_model_tool_format(f->s->model);
+        r->tools      = p.tool_format;
+        r->tools_json = kvd_strndup(text.data, text.len);
+        p.tools_json  = text.data;
+        srv_want_grammar(f, "tools", &p, &text);
     }
     kvd_buf_free(&text);
+    if (!f->bad && !r->tools_json)
+        srv_fields_full(f, "no memory for the tools");
     return f->bad ? NULL : t->list;
 }
 

@@ -11,6 +11,7 @@
  * mark, where it has one) is told as text, and the search goes on behind it. */
 #include <string.h>
 
+#include "base/json.h"
 #include "text/tool_form.h"
 
 #define MAX_HEAD  16384u
@@ -105,7 +106,8 @@ static void restart(tool_stream *s)
 
 kvd_status tool_stream_open(tool_stream **out, const tool_desc *d, kvd_err *err)
 {
-    tool_stream *s;
+    kvd_json_texts t = { 0 };
+    tool_stream   *s;
 
     *out = NULL;
     if ((d->format != KVD_TOOLS_NONE && !tool_form_get(d->format)) ||
@@ -119,10 +121,12 @@ kvd_status tool_stream_open(tool_stream **out, const tool_desc *d, kvd_err *err)
     s->think = think_form_get(d->reasoning);
     s->state = d->state;
     if (s->form && s->form->body == TOOL_PARAMS && d->tools_json &&
-        !(s->tools = json_loads(d->tools_json, 0, NULL))) {
+        !(s->tools = kvd_json_read(&t, d->tools_json, strlen(d->tools_json), KVD_JSON_NUL, NULL))) {
+        kvd_json_texts_free(&t);
         tool_stream_close(s);
         return kvd_fail(err, KVD_E_INVAL, 0, "tool calls: the tools are not JSON");
     }
+    kvd_json_texts_free(&t); /* of the tools' numbers, which nobody reads here */
     find_marks(s);
     restart(s);
     *out = s;
@@ -603,9 +607,10 @@ static bool step_text_value(tool_stream *s)
 
 static bool step_value(tool_stream *s)
 {
-    bool    whole;
-    size_t  from, end, text;
-    json_t *v;
+    kvd_json_texts t = { 0 };
+    bool           whole;
+    size_t         from, end, text;
+    json_t        *v;
 
     if (s->is_text)
         return step_text_value(s);
@@ -615,12 +620,13 @@ static bool step_value(tool_stream *s)
     from = tool_skip_white(s->in.data, text, 0);
     for (end = text; end > from && tool_is_white(s->in.data[end - 1]);)
         end--;
-    v = json_loadb(s->in.data + from, end - from, JSON_DECODE_ANY, NULL);
+    v = kvd_json_read(&t, s->in.data + from, end - from, KVD_JSON_NUL, NULL);
     if (v)
         tell(s, KVD_TOOL_EVENT_DELTA, s->in.data + from, end - from, false);
     else
         tell_string(s, "\"", s->in.data + from, end - from, "\"");
     json_decref(v);
+    kvd_json_texts_free(&t);
     done(s, text + strlen(TOOL_PARAM_CLOSE));
     s->mode = IN_PARAM;
     return true;

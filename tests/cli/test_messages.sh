@@ -74,6 +74,8 @@ done <<EOF
 served|--parallel 2
 served|-np 2
 served|--alias name
+served|--reasoning-format none
+served|--reasoning-format=auto
 served|-a name
 served|--timeout 600
 served|-to 600
@@ -93,14 +95,9 @@ left|--cache-reuse 256|--cache-dir
 left|--keep 64|nothing is shifted
 left|--draft 16|not drafted
 left|--draft-max 16|not drafted
-left|--reasoning-format none|stays in its text
-left|--reasoning-format auto|stays in its text
-left|--reasoning-format=none|stays in its text
 left|--no-mmproj|text alone
 left|--threads-http 4|one thread
 left|--kv-unified|--kv-tokens
-refused|--reasoning-format deepseek|stays in its text
-refused|--reasoning-format|stays in its text
 refused|-hf org/name|-m
 refused|--hf-repo org/name|-m
 refused|--embedding|embeddings

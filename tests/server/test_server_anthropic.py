@@ -230,7 +230,7 @@ def test_errors():
             messages=[{"role": "user", "content": [{"type": "image"}]}])
         bad("messages[1].content[0].tool_use_id: ", messages=HELLO + [{"role": "user", "content": [
             {"type": "tool_result", "content": "x"}]}])
-        bad("messages: ", messages=HELLO + [{"role": "assistant", "content": "I"}])
+        bad("messages: ", messages=[{"role": "assistant", "content": "I"}])
         bad("tools[0].type: ", tools=[{"type": "bash_20250124", "name": "bash"}])
         bad("tools: weather: not", tools=[{**TOOL, "strict": True,
                                            "input_schema": {"not": {"type": "null"}}}])

@@ -113,7 +113,7 @@ def test_errors():
             model="t", messages=[{"role": "user", "content": "x" * 3000}]),
             code="context_length_exceeded", param="messages")
         raises(openai.BadRequestError, lambda: chat(
-            model="t", messages=HELLO, tools=[{"type": "function", "function": {"name": "f"}}]),
+            model="t", messages=HELLO, tools=[{"type": "function", "function": {"name": ""}}]),
             param="tools")
         raises(openai.NotFoundError, lambda: c.embeddings.create(model="t", input="x"))
 

@@ -329,25 +329,37 @@ def test_refuses():
 
 
 def test_templates_without_calls():
-    """SmolLM2's has no form of calls: the error says which are known, and what gives another."""
+    """SmolLM2's has no form of calls: the server describes tools, and says so once in the log."""
     templates = HERE.parent / "data" / "tmpl" / "templates"
     of = lambda name: Server("--chat-template", str(templates / f"{name}.jinja"))
-    told = ("tools: the model's chat template has no form of calls that is known here: those of "
-            "Hermes and Qwen, and of Llama 3, are; --chat-template FILE gives the server another "
-            "template")
     with of("SmolLM2-135M-Instruct") as s:
-        assert s.error(CHAT, {"messages": HELLO, "tools": TOOLS}, "tools")["message"] == told
-        tool = {"type": "function", "name": "f"}
-        assert s.error("/v1/responses", {"input": "x", "tools": [tool]}, "tools")["message"] == told
-        e = s.post("/v1/messages", {"messages": HELLO, "max_tokens": 1, "tools": [
-            {"name": "f", "input_schema": {"type": "object"}}]}, want=400)["error"]
-        assert e["message"] == told, e
-        for more in ({"tools": []}, {"tools": TOOLS, "tool_choice": "none"}):
-            s.post(CHAT, {"messages": HELLO, "max_tokens": 1, **more})
+        p = s.post("/apply-template", {"messages": HELLO, "tools": TOOLS[:1]})["prompt"]
+        assert p == (
+            "<|im_start|>system\n# Tools\n\nYou may call these functions. Each line describes one, "
+            "with the JSON schema of its parameters:\n" +
+            json.dumps(TOOLS[0]["function"], separators=(",", ":")) +
+            "\n\nTo call a function, write its name and arguments in this form, and nothing behind "
+            'it:\n<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER":"VALUE"}}\n'
+            "</tool_call>\n"
+            "The result comes in the next message. Answer in plain text when no function is needed."
+            "<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"), p
+        system = [{"role": "system", "content": "Be brief."}]
+        p = s.post("/apply-template", {"messages": system + HELLO, "tools": TOOLS})["prompt"]
+        assert p.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n\n"), p
+        ask = {"messages": HELLO, "tools": TOOLS, "tool_choice": WEATHER, "max_tokens": 200,
+               "logit_bias": DENSE}
+        for _ in range(2):
+            calls = s.post(CHAT, ask)["choices"][0]["message"]["tool_calls"]
+            assert len(calls) == 1
+            check_call(calls[0])
+        s.wait_for(lambda: sum("has no form of calls" in x for x in s.lines) == 1)
+        n = lambda **k: s.post(CHAT, {"messages": HELLO, "max_tokens": 1, **k}) \
+            ["usage"]["prompt_tokens"]
+        assert n(tools=TOOLS, tool_choice="none") == n(tools=[]) == n()
     for name in ("Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B"):  # docs/structured.md names them
         with of(name) as s:
             c = s.post(CHAT, {"messages": HELLO, "tools": TOOLS, "tool_choice": WEATHER,
-                              "max_tokens": 200, "parallel_tool_calls": False,
+                              "max_tokens": 200, "reasoning_format": "none",
                               "logit_bias": DENSE})["choices"][0]
             check_call(c["message"]["tool_calls"][0])
 
