@@ -279,22 +279,30 @@ static bool parse_micro_batch(const char *text, uint32_t *rows)
     return *text >= '0' && *text <= '9' && !*end && *rows > 0;
 }
 
+/* A choice that was given, else what the policy says. */
+static int given_choice(const kvd_opts *o, const char *option, const char *words, int policy)
+{
+    return kvd_opts_given(o, option) ? choice(words, kvd_opts_text(o, option)) : policy;
+}
+
+/* Over the policy's fields. */
 static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, kvd_err *err)
 {
-    *a             = (kvd_attention_params)KVD_ATTENTION_PARAMS_INIT;
-    a->mode        = (kvd_attention)choice("auto|dense|sparse", kvd_opts_text(o, "attention"));
+    a->mode     = (kvd_attention)given_choice(o, "attention", KVD_ATTENTION_NAMES, (int)a->mode);
+    a->fetch    = (kvd_fetch)given_choice(o, "fetch", KVD_FETCH_NAMES, (int)a->fetch);
+    a->attend   = (kvd_attend)given_choice(o, "attend", KVD_ATTEND_NAMES, (int)a->attend);
+    a->evict    = (kvd_evict)given_choice(o, "evict", KVD_EVICT_NAMES, (int)a->evict);
+    a->schedule = (kvd_schedule)given_choice(o, "schedule", KVD_SCHEDULE_NAMES, (int)a->schedule);
     a->dense_below = (uint32_t)kvd_opts_int(o, "dense-below");
     a->cap         = (float)kvd_opts_num(o, "cap");
-    a->fetch       = (kvd_fetch)choice("deferred|strict", kvd_opts_text(o, "fetch"));
-    a->attend      = (kvd_attend)choice("window|selected", kvd_opts_text(o, "attend"));
-    a->evict       = (kvd_evict)choice("ema|lookahead|lru|lfu|random", kvd_opts_text(o, "evict"));
     a->top_p       = (float)kvd_opts_num(o, "select-top-p");
-    a->min_mass    = (float)kvd_opts_num(o, "min-mass");
-    a->min_mass    = a->min_mass > 0.0f ? a->min_mass : -1.0f;
-    a->index       = cli_index_name(o);
-    a->zone        = (uint32_t)kvd_opts_int(o, "zone");
-    a->schedule    = (kvd_schedule)choice("sequential|elastic", kvd_opts_text(o, "schedule"));
-    a->group_rule  = kvd_opts_text(o, "group-rule");
+    if (kvd_opts_given(o, "min-mass"))
+        a->min_mass =
+            kvd_opts_num(o, "min-mass") > 0.0 ? (float)kvd_opts_num(o, "min-mass") : -1.0f;
+    if (kvd_opts_given(o, "index") || !a->index)
+        a->index = cli_index_name(o);
+    a->zone       = (uint32_t)kvd_opts_int(o, "zone");
+    a->group_rule = kvd_opts_text(o, "group-rule");
     if (!parse_micro_batch(kvd_opts_text(o, "micro-batch"), &a->micro_batch))
         return kvd_fail(err, KVD_E_INVAL, 0,
                         "--micro-batch %s: expected rows, 1 to %u, or \"auto\"",
@@ -306,6 +314,21 @@ static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, k
     return KVD_OK;
 }
 
+/* What a policy decides of a session: single options go over it. */
+static void policy_params(kvd_session_params *p, const kvd_opts *o)
+{
+    p->kv_record =
+        (kvd_kv_record)given_choice(o, "kv-record", "same|int8|int4|values", (int)p->kv_record);
+    p->lookup = (kvd_lookup)given_choice(o, "lookup", KVD_LOOKUP_NAMES, (int)p->lookup);
+    p->tiers  = (kvd_tiers)given_choice(o, "kv-tiers", KVD_TIERS_NAMES, (int)p->tiers);
+    if (kvd_opts_given(o, "chunk"))
+        p->chunk_tokens = (uint32_t)kvd_opts_int(o, "chunk");
+    if (kvd_opts_given(o, "sink"))
+        p->n_sink = kvd_opts_int(o, "sink") ? (uint32_t)kvd_opts_int(o, "sink") : UINT32_MAX;
+    if (kvd_opts_given(o, "local"))
+        p->n_local = (uint32_t)kvd_opts_int(o, "local");
+}
+
 kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,
                               kvd_err *err)
 {
@@ -315,30 +338,28 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
     const char   *type = k_auto ? v : k;
 
     *p = (kvd_session_params)KVD_SESSION_PARAMS_INIT;
+    *a = (kvd_attention_params)KVD_ATTENTION_PARAMS_INIT;
+    KVD_TRY(
+        cli_of_option(kvd_policy_apply(kvd_opts_text(o, "policy"), p, a, err), o, "policy", err));
     if (!k_auto && !v_auto && strcmp(k, v) != 0)
         return kvd_fail(err, KVD_E_INVAL, 0, "K and V of different types (-ctk %s -ctv %s)", k, v);
-    p->kv_type      = strcmp(type, "f32") == 0    ? KVD_KV_F32
-                      : strcmp(type, "bf16") == 0 ? KVD_KV_BF16
-                                                  : KVD_KV_AUTO;
-    p->n_ctx        = (uint32_t)kvd_opts_int(o, "ctx-size");
-    p->n_batch      = (uint32_t)(ub == 0 || (b != 0 && b < ub) ? b : ub);
-    p->kv_device    = kvd_opts_size(o, "kv-device");
-    p->kv_host      = kvd_opts_size(o, "kv-host");
-    p->kv_record    = (kvd_kv_record)choice("same|int8|int4|values", kvd_opts_text(o, "kv-record"));
-    p->chunk_tokens = (uint32_t)kvd_opts_int(o, "chunk");
-    p->n_sink       = (uint32_t)kvd_opts_int(o, "sink");
-    p->n_sink       = p->n_sink ? p->n_sink : UINT32_MAX;
-    p->n_local      = (uint32_t)kvd_opts_int(o, "local");
-    p->attention    = a;
-    p->trace_path   = kvd_opts_text(o, "trace");
-    p->lookup       = (kvd_lookup)choice("device|host", kvd_opts_text(o, "lookup"));
-    p->cache_dir    = kvd_opts_text(o, "cache-dir");
-    p->cache_bytes  = kvd_opts_size(o, "kv-disk");
+    p->kv_type     = strcmp(type, "f32") == 0    ? KVD_KV_F32
+                     : strcmp(type, "bf16") == 0 ? KVD_KV_BF16
+                                                 : KVD_KV_AUTO;
+    p->n_ctx       = (uint32_t)kvd_opts_int(o, "ctx-size");
+    p->n_batch     = (uint32_t)(ub == 0 || (b != 0 && b < ub) ? b : ub);
+    p->kv_device   = kvd_opts_size(o, "kv-device");
+    p->kv_host     = kvd_opts_size(o, "kv-host");
+    p->attention   = a;
+    p->trace_path  = kvd_opts_text(o, "trace");
+    p->cache_dir   = kvd_opts_text(o, "cache-dir");
+    p->cache_bytes = kvd_opts_size(o, "kv-disk");
     if (o->command != CMD_BENCH) {
         p->cache_min_free = kvd_opts_size(o, "kv-disk-free");
         p->disk_lag       = (uint32_t)kvd_opts_int(o, "disk-lag");
         p->resume         = (kvd_resume)choice("exact|sparse", kvd_opts_text(o, "resume"));
     }
+    policy_params(p, o);
     return attention_params(a, o, err);
 }
 

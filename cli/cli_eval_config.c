@@ -22,12 +22,12 @@ static const struct option { /* named as on the command line */
     double      min, max; /* NUMBER, COUNT */
 } options[] = {
 #define AT(field) offsetof(kvd_attention_params, field)
-    { "attention", CHOICE, "auto|dense|sparse", AT(mode), 0, 0 },
+    { "attention", CHOICE, KVD_ATTENTION_NAMES, AT(mode), 0, 0 },
     { "budget", BUDGET, "tokens, or percent such as 6.25%", AT(budget), 0, 0 },
     { "cap", NUMBER, "a number of 1 to 1024", AT(cap), 1, 1024 },
-    { "fetch", CHOICE, "deferred|strict", AT(fetch), 0, 0 },
-    { "attend", CHOICE, "window|selected", AT(attend), 0, 0 },
-    { "evict", CHOICE, "ema|lookahead|lru|lfu|random", AT(evict), 0, 0 },
+    { "fetch", CHOICE, KVD_FETCH_NAMES, AT(fetch), 0, 0 },
+    { "attend", CHOICE, KVD_ATTEND_NAMES, AT(attend), 0, 0 },
+    { "evict", CHOICE, KVD_EVICT_NAMES, AT(evict), 0, 0 },
     { "ema-alpha", NUMBER, "a number of 0.001 to 1", AT(ema_alpha), 0.001, 1 },
     { "min-mass", NUMBER, "a number of -1 (never) to 1", AT(min_mass), -1, 1 },
     { "select-top-p", NUMBER, "a number of 0 to 0.999999", AT(top_p), 0, 0.999999 },
@@ -103,6 +103,12 @@ static kvd_status set_pair(eval_config *c, const char *key, const char *value, k
     kvd_buf    known = { 0 };
     kvd_status st;
 
+    if (strcmp(key, "policy") == 0 && value) {
+        kvd_session_params p =
+            KVD_SESSION_PARAMS_INIT; /* what it says of sessions: the run's own */
+
+        return kvd_policy_apply(value, &p, &c->attention, err);
+    }
     for (size_t i = 0; i < KVD_COUNTOF(options); i++) {
         if (strcmp(options[i].key, key) != 0)
             continue;
@@ -115,7 +121,8 @@ static kvd_status set_pair(eval_config *c, const char *key, const char *value, k
                         key, value ? value : "", options[i].values);
     }
     for (size_t i = 0; i < KVD_COUNTOF(options); i++)
-        kvd_buf_printf(&known, "%s%s", i ? ", " : "", options[i].key);
+        kvd_buf_printf(&known, "%s, ", options[i].key);
+    kvd_buf_puts(&known, "policy");
     st = kvd_fail(err, KVD_E_INVAL, 0, "configuration '%s': unknown option '%s'; there are %s",
                   c->name, key, known.data ? known.data : "");
     kvd_buf_free(&known);

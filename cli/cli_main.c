@@ -110,6 +110,26 @@ static void tell_foreign(const kvd_opts *o)
                     o->value[i].text, o->table[i].help);
 }
 
+/* --policy list, of commands that have the option. */
+static bool asks_for_policies(const command *c, const kvd_opts *o)
+{
+    const uint32_t without = CMD_TOKENIZE | CMD_INSPECT | CMD_CACHE | CMD_DOCTOR;
+
+    return !(c->bit & without) && strcmp(kvd_opts_text(o, "policy"), "list") == 0;
+}
+
+static int print_policies(void)
+{
+    kvd_err err  = { 0 };
+    char   *text = NULL;
+
+    if (kvd_policy_list(&text, &err) != KVD_OK)
+        return cli_fail(&err);
+    fputs(text, stdout);
+    kvd_free(text);
+    return EXIT_OK;
+}
+
 static int run_command(const command *c, int argc, const char *const *argv)
 {
     kvd_err  err = { 0 };
@@ -128,6 +148,8 @@ static int run_command(const command *c, int argc, const char *const *argv)
     } else if (kvd_opts_flag(&o, "help")) {
         put_help(c, false, &text);
         code = print_text(&text);
+    } else if (asks_for_policies(c, &o)) {
+        code = print_policies();
     } else if (kvd_opts_flag(&o, "print-config")) {
         kvd_opts_print(&o, &text);
         code = print_text(&text);

@@ -66,7 +66,11 @@ const kvd_opt cli_options[] = {
       "element type of the KV cache on the device, K and V alike; --kv-record packs it below" },
 
     /* attention and tiers */
-    { "attention", "", KVD_OPT_CHOICE, "auto|dense|sparse", "auto", NOLIM, EVAL,
+    { "policy", "", KVD_OPT_TEXT, "NAME", "kvdrive", NOLIM, EVAL,
+      "a system of the policy table: what is indexed, selected, kept, fetched and attended; "
+      "options that "
+      "are given go over it; list shows the table" },
+    { "attention", "", KVD_OPT_CHOICE, KVD_ATTENTION_NAMES, "auto", NOLIM, EVAL,
       "how generated tokens attend: dense to all, sparse to what an index selects; auto: sparse "
       "after prompts of --dense-below tokens or more" },
     { "dense-below", "", KVD_OPT_COUNT, "N", "16384", 1, MILL, EVAL,
@@ -84,21 +88,21 @@ const kvd_opt cli_options[] = {
       CMD_RUN | CMD_CHAT | CMD_BENCH | CMD_PLAN | CMD_EVAL | CMD_PROFILE | CMD_SERVE,
       "a window for each layer and KV head, as kvdrive profile chose them for this model, in place "
       "of --cap, and its share of a host tier that spills; its budget, too, without --budget" },
-    { "fetch", "", KVD_OPT_CHOICE, "deferred|strict", "deferred", NOLIM, EVAL,
+    { "fetch", "", KVD_OPT_CHOICE, KVD_FETCH_NAMES, "deferred", NOLIM, EVAL,
       "deferred: a step waits for its most important misses only; strict: for all" },
-    { "schedule", "", KVD_OPT_CHOICE, "sequential|elastic", "sequential", NOLIM, EVAL,
+    { "schedule", "", KVD_OPT_CHOICE, KVD_SCHEDULE_NAMES, "sequential", NOLIM, EVAL,
       "sparse steps on the GPU: a layer's rows select, fetch and attend together, or in "
       "micro-batches, so that misses of one come up while others select" },
     { "micro-batch", "", KVD_OPT_TEXT, "N|auto", "auto", NOLIM, EVAL,
       "rows of a micro-batch with --schedule elastic; auto: the first steps with a number of rows "
       "try 1, 2, 4 ... and the quickest stays; a step has at most 32, so more rows make them "
       "larger" },
-    { "lookup", "", KVD_OPT_CHOICE, "device|host", "device", NOLIM, EVAL,
+    { "lookup", "", KVD_OPT_CHOICE, KVD_LOOKUP_NAMES, "device", NOLIM, EVAL,
       "who compares selections with windows: the GPU, or the CPU as arXiv 2605.18071 does "
       "(slower)" },
-    { "attend", "", KVD_OPT_CHOICE, "window|selected", "window", NOLIM, EVAL,
+    { "attend", "", KVD_OPT_CHOICE, KVD_ATTEND_NAMES, "window", NOLIM, EVAL,
       "to the whole window, or to a step's selection alone" },
-    { "evict", "", KVD_OPT_CHOICE, "ema|lookahead|lru|lfu|random", "ema", NOLIM, EVAL,
+    { "evict", "", KVD_OPT_CHOICE, KVD_EVICT_NAMES, "ema", NOLIM, EVAL,
       "what leaves the window first" },
     { "index", "", KVD_OPT_TEXT, "KIND", "mean-int4+radius", NOLIM, EVAL,
       "what is kept of a chunk to select by: mean, mean-std, box, cluster, quant-k, cascade; "
@@ -122,6 +126,10 @@ const kvd_opt cli_options[] = {
       "what weights, KV cache, buffers and the driver's context may take of a GPU's memory "
       "together; "
       "0: what is free there" },
+    { "kv-tiers", "", KVD_OPT_CHOICE, KVD_TIERS_NAMES, "auto", NOLIM, EVAL,
+      "auto: K and V are resident on the device where they fit; always: they stay in host memory "
+      "or on "
+      "disk, and the device brings up what it attends to" },
     { "kv-device", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, EVAL,
       "memory of the device tier of the KV cache; 0: as much as there is, everything resident if "
       "it "

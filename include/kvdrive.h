@@ -255,17 +255,20 @@ typedef enum kvd_attention {
     KVD_ATTENTION_DENSE, /* every token attends to all before it */
     KVD_ATTENTION_SPARSE /* a generated token attends to what an index selects; prompts are exact */
 } kvd_attention;
+#define KVD_ATTENTION_NAMES "auto|dense|sparse" /* in that order, as options spell them */
 
 typedef enum kvd_fetch {
     KVD_FETCH_DEFERRED, /* a step waits for the most important of what it misses; the rest is
                            attended from the next step on */
     KVD_FETCH_STRICT    /* a step waits for all of it */
 } kvd_fetch;
+#define KVD_FETCH_NAMES "deferred|strict" /* in that order, as options spell them */
 
 typedef enum kvd_attend {
     KVD_ATTEND_WINDOW,  /* to everything that is held as recently critical */
     KVD_ATTEND_SELECTED /* to this step's selection alone */
 } kvd_attend;
+#define KVD_ATTEND_NAMES "window|selected" /* in that order, as options spell them */
 
 typedef enum kvd_evict {                         /* what leaves the window first */
                          KVD_EVICT_BY_EMA,       /* lowest moving average of scores */
@@ -274,6 +277,7 @@ typedef enum kvd_evict {                         /* what leaves the window first
                          KVD_EVICT_BY_LFU,
                          KVD_EVICT_BY_RANDOM
 } kvd_evict;
+#define KVD_EVICT_NAMES "ema|lookahead|lru|lfu|random" /* in that order, as options spell them */
 
 typedef enum kvd_resume {                   /* what follows a prefix that the cache knows */
                           KVD_RESUME_EXACT, /* the rest of the prompt attends to everything */
@@ -291,6 +295,7 @@ typedef enum kvd_schedule {
     KVD_SCHEDULE_ELASTIC /* in micro-batches: one selects while misses of others come up, and each
                             attends as soon as its own are there */
 } kvd_schedule;
+#define KVD_SCHEDULE_NAMES "sequential|elastic" /* in that order, as options spell them */
 
 #define KVD_MICRO_BATCHES_MAX 32 /* of a step */
 
@@ -298,6 +303,13 @@ typedef enum kvd_lookup { /* who compares selections with windows */
                           KVD_LOOKUP_DEVICE,
                           KVD_LOOKUP_HOST /* the CPU, as arXiv 2605.18071 does; slower */
 } kvd_lookup;
+#define KVD_LOOKUP_NAMES "device|host" /* in that order, as options spell them */
+
+typedef enum kvd_tiers {
+    KVD_TIERS_AUTO,  /* everything is resident where the device has room for it */
+    KVD_TIERS_ALWAYS /* K and V stay below the device, which brings up what it attends to */
+} kvd_tiers;
+#define KVD_TIERS_NAMES "auto|always" /* in that order, as options spell them */
 
 /* How generated tokens attend.  Zeros are the defaults.  Per layer and KV head a step selects
  * `budget` tokens in chunks; a window of `cap` budgets holds what was selected recently. */
@@ -379,7 +391,8 @@ typedef struct kvd_session_params {
     kvd_lookup      lookup;
     /* Most sequences parked by kvd_seq_move(); kvd_plan.n_parked says how many places there are:
      * not more than kv_tokens has blocks of 256, and none where kv_spills. */
-    uint32_t n_parked;
+    uint32_t  n_parked;
+    kvd_tiers tiers;
 } kvd_session_params;
 #define KVD_SESSION_PARAMS_INIT KVD_SIZED(kvd_session_params)
 
@@ -414,6 +427,15 @@ typedef struct kvd_plan {
     uint32_t n_parked; /* places for parked sequences; their tables are in host_bytes */
 } kvd_plan;
 #define KVD_PLAN_INIT KVD_SIZED(kvd_plan)
+/* A named policy of the engine: "kvdrive" (the default), "kvdrive-paper", "full", "stream".  apply
+ * sets the fields that make it up in both structs, which the caller has initialised, and leaves
+ * others; KVD_E_INVAL names those there are.  name: of number i, NULL behind the last.  list: the
+ * table for people, released by kvd_free(). */
+KVD_API KVD_MUST_USE kvd_status kvd_policy_apply(const char *name, kvd_session_params *p,
+                                                 kvd_attention_params *a, kvd_err *err);
+KVD_API const char             *kvd_policy_name(uint32_t i);
+KVD_API KVD_MUST_USE kvd_status kvd_policy_list(char **text, kvd_err *err);
+
 /* What kvd_session_open() would take, without allocating it. */
 KVD_API KVD_MUST_USE kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p,
                                                  kvd_plan *out, kvd_err *err);

@@ -115,8 +115,8 @@ kvd_status kvd_model_get_info(const kvd_model *m, kvd_model_info *out)
          .n_thread           = m->be->n_thread,
          .n_ctx_train        = hp->n_ctx_train,
          .kv_bytes_per_token = kv * (m->precise ? 4 : 2),
-         .bos_token          = tok_bos(m->tok),
-         .eos_token          = tok_eos(m->tok),
+         .bos_token          = m->tok ? tok_bos(m->tok) : -1, /* a shape has no vocabulary */
+         .eos_token          = m->tok ? tok_eos(m->tok) : -1,
     };
 
     KVD_TRY(check_out_log(out, "kvd_model_info"));
@@ -342,6 +342,33 @@ kvd_status kvd_session_plan(const kvd_model *m, const kvd_session_params *p, kvd
     KVD_TRY(take_session(&q, p, err));
     KVD_TRY(engine_session_plan(m, &q.p, &plan, err));
     give_struct(out, &plan, sizeof(plan));
+    return KVD_OK;
+}
+
+kvd_status kvd_policy_apply(const char *name, kvd_session_params *p, kvd_attention_params *a,
+                            kvd_err *err)
+{
+    return engine_policy_apply(name, p, a, err);
+}
+
+const char *kvd_policy_name(uint32_t i)
+{
+    const sparse_policy *r = sparse_policy_at(i);
+
+    return r ? r->name : NULL;
+}
+
+kvd_status kvd_policy_list(char **text, kvd_err *err)
+{
+    kvd_buf b = { 0 };
+
+    *text = NULL;
+    sparse_policy_print(&b);
+    if (b.oom) {
+        kvd_buf_free(&b);
+        return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for the table of policies");
+    }
+    *text = kvd_buf_take(&b);
     return KVD_OK;
 }
 

@@ -158,12 +158,19 @@ static bool may_be_path(const kvd_opt *opt)
     return is_path(opt) || (opt->kind == KVD_OPT_TEXT && strncmp(opt->arg, "FILE|", 5) == 0);
 }
 
+/* Commands may give one name to different options, so this command's comes first. */
 static int find_name(const kvd_opts *o, const char *name)
 {
-    for (uint32_t i = 0; i < o->n; i++)
-        if (strcmp(o->table[i].name, name) == 0)
+    int other = -1;
+
+    for (uint32_t i = 0; i < o->n; i++) {
+        if (strcmp(o->table[i].name, name) != 0)
+            continue;
+        if (o->table[i].commands & o->command)
             return (int)i;
-    return -1;
+        other = other < 0 ? (int)i : other;
+    }
+    return other;
 }
 
 static kvd_status bad_value(const kvd_opt *opt, const char *text, const char *where, kvd_err *err)

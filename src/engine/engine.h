@@ -68,6 +68,8 @@ typedef struct engine_attention {
 } engine_attention;
 
 /* Borrows in->caps, unless they are all equal: then there is only cap. */
+kvd_status engine_policy_apply(const char *name, kvd_session_params *p, kvd_attention_params *a,
+                               kvd_err *err);
 kvd_status engine_attention_complete(const kvd_attention_params *in, const kvd_session_params *sp,
                                      const model_hparams *hp, engine_attention *out, kvd_err *err);
 bool       engine_attention_sparse(const engine_attention *a, uint32_t n_ctx); /* ever */

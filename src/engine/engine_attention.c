@@ -5,6 +5,7 @@
  * Thread: the session's. */
 #include <inttypes.h>
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "engine/engine.h"
@@ -106,6 +107,47 @@ static kvd_status parse_rule(const char *name, kvd_gqa_rule *out, kvd_err *err)
         err, KVD_E_INVAL, 0,
         "group rule (group_rule) \"%s\" is unknown; there are mean, max, mean-chunks and logits",
         name);
+}
+
+/* ---- policies ------------------------------------------------------------------------ */
+
+/* Whether a struct of this size has the field: callers may have been built with an older header. */
+#define HAS(p, field) ((p)->struct_size >= offsetof(__typeof__(*(p)), field) + sizeof((p)->field))
+
+kvd_status engine_policy_apply(const char *name, kvd_session_params *p, kvd_attention_params *a,
+                               kvd_err *err)
+{
+    const sparse_policy *r     = sparse_policy_find(name);
+    kvd_buf              known = { 0 };
+    kvd_status           st;
+
+    if (r) {
+        const kvd_attention_params *f = &r->attention;
+
+        a->mode     = f->mode;
+        a->fetch    = f->fetch;
+        a->attend   = f->attend;
+        a->evict    = f->evict;
+        a->min_mass = f->min_mass;
+        a->index    = f->index;
+        if (HAS(a, schedule))
+            a->schedule = f->schedule;
+        p->kv_record    = r->kv_record;
+        p->chunk_tokens = r->chunk_tokens;
+        p->n_sink       = r->n_sink;
+        p->n_local      = r->n_local;
+        if (HAS(p, lookup))
+            p->lookup = r->lookup;
+        if (HAS(p, tiers))
+            p->tiers = r->tiers;
+        return KVD_OK;
+    }
+    for (uint32_t i = 0; sparse_policy_at(i); i++)
+        kvd_buf_printf(&known, "%s%s", i > 0 ? ", " : "", sparse_policy_at(i)->name);
+    st = kvd_fail(err, KVD_E_INVAL, 0, "policy \"%s\" is unknown; there are %s", name,
+                  known.data ? known.data : "");
+    kvd_buf_free(&known);
+    return st;
 }
 
 /* ---- completing --------------------------------------------------------------------- */

@@ -161,6 +161,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
                         !(p->cache_dir && p->disk_lag > 1) && !m->watched,
         .host_lookup = p->lookup == KVD_LOOKUP_HOST && sparse,
         .lazy        = p->resume == KVD_RESUME_SPARSE,
+        .tiered      = p->tiers == KVD_TIERS_ALWAYS,
         .disk_lag    = p->disk_lag,
         .n_parked    = p->n_parked,
     };

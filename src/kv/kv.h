@@ -70,6 +70,7 @@ typedef struct kv_params {
         device_steps; /* sparse steps go through without the host where they can: kv_step_begin() */
     bool host_lookup; /* selections come down, and the CPU changes windows on maps of its own */
     bool apart;       /* the device's memory is not the host's; set by open as the backend is */
+    bool tiered;      /* never resident, though there may be room */
     bool lazy;        /* restore an index without its records: never resident, host tier a cache */
     /* Steps after which a miss on disk that is not urgent belongs to the window at the latest; 0:
      * 1.  With more the window depends on the disk's speed. */

@@ -305,7 +305,8 @@ kvd_status kv_plan(const kv_params *p, kv_sizes *z, kvd_err *err)
                         p->n_token, p->n_layer, p->n_kv_head, p->head_dim);
     map_bytes(p, true, z);
     sum(p, z);
-    if ((p->lazy && p->cache_dir) || (p->device_bytes && z->device_bytes > p->device_bytes))
+    if (p->tiered || (p->lazy && p->cache_dir) ||
+        (p->device_bytes && z->device_bytes > p->device_bytes))
         fill_tiered(p, z, lanes);
     z->n_parked = z->spills ? 0 : (uint32_t)kvd_min_u64(p->n_parked, z->n_block);
 

@@ -19,6 +19,22 @@
 #include "backend/backend.h"
 #include "base/base.h"
 
+/* ---- policies (sparse_policy.c) -------------------------------------------------------- */
+
+/* One system.  Zeros of attention are the engine's defaults, as in the public struct. */
+typedef struct sparse_policy {
+    const char          *name, *title, *source;
+    kvd_attention_params attention; /* struct_size is not set */
+    uint32_t             chunk_tokens, n_sink, n_local;
+    kvd_kv_record        kv_record;
+    kvd_lookup           lookup;
+    kvd_tiers            tiers;
+} sparse_policy;
+
+const sparse_policy *sparse_policy_at(uint32_t i); /* NULL behind the last */
+const sparse_policy *sparse_policy_find(const char *name);
+void                 sparse_policy_print(kvd_buf *out); /* the table, for people */
+
 /* ---- stages --------------------------------------------------------------------------- */
 
 typedef enum sparse_kind {

@@ -110,6 +110,24 @@ expect "plan of a dense step" 0 'no step program' "$kvd" plan -m $tiny/llama.ggu
     --attention dense --steps
 expect "plan of a step as JSON" 0 '"steps":."host-driven' "$kvd" plan -m $tiny/llama.gguf -c 64 \
     --attention sparse --budget 16 --steps --json
+expect "policies" 0 '^kvdrive-paper +clusters' "$kvd" run --policy list
+expect "an unknown policy" 2 '"quesst" is unknown; there are kvdrive, kvdrive-paper, full, stream' \
+    "$kvd" plan -m $tiny/llama.gguf --policy quesst
+expect "a policy" 0 'change.window. +0 +host' "$kvd" plan -m $tiny/llama.gguf -c 128 \
+    --policy kvdrive-paper --budget 16 --steps
+expect "an option over a policy" 0 'no step program' "$kvd" plan -m $tiny/llama.gguf -c 128 \
+    --policy kvdrive-paper --attention dense --steps
+expect "a policy that streams" 0 '"kv_resident":false' "$kvd" plan -m $tiny/llama.gguf -c 128 \
+    --policy stream --json
+# The default policy is what the options' own defaults say.
+planned() { "$kvd" plan -m $tiny/llama.gguf -c 128 --json --attention sparse --budget 16 "$@" |
+    sed -E 's/"(available_bytes|n_ctx_fits)":[0-9]+//g'; }
+[ "$(planned)" = "$(planned --policy kvdrive --fetch deferred --attend window --evict ema \
+    --lookup device --schedule sequential --index mean-int4+radius --chunk 4 --sink 16 --local 64 \
+    --kv-record same --kv-tiers auto)" ] || {
+    echo "FAILED: the default policy is not what options say"
+    failed=$((failed + 1))
+}
 expect "plan of a server" 0 'for each of 3 sequences, 192 together,' \
     "$kvd" plan -m $tiny/llama.gguf -c 64 -np 3
 expect "plan of a server, and its tokens" 0 'for each of 4 sequences, 300 together' \
