@@ -27,6 +27,7 @@ PAGE_FILE(page_css);
 PAGE_FILE(page_js);
 PAGE_FILE(chat_js);
 PAGE_FILE(map_js);
+PAGE_FILE(markdown_js);
 PAGE_FILE(icon_svg);
 
 typedef struct page_file {
@@ -41,6 +42,8 @@ static const page_file files[] = {
     { "/page/page.js", "text/javascript; charset=utf-8", srv_file_page_js, &srv_file_page_js_len },
     { "/page/chat.js", "text/javascript; charset=utf-8", srv_file_chat_js, &srv_file_chat_js_len },
     { "/page/map.js", "text/javascript; charset=utf-8", srv_file_map_js, &srv_file_map_js_len },
+    { "/page/markdown.js", "text/javascript; charset=utf-8", srv_file_markdown_js,
+      &srv_file_markdown_js_len },
     { "/page/icon.svg", "image/svg+xml", srv_file_icon_svg, &srv_file_icon_svg_len },
 };
 

@@ -22,6 +22,7 @@ const srv_route srv_routes[] = {
     { "GET", "/page/page.js", true, false, srv_route_page },
     { "GET", "/page/chat.js", true, false, srv_route_page },
     { "GET", "/page/map.js", true, false, srv_route_page },
+    { "GET", "/page/markdown.js", true, false, srv_route_page },
     { "GET", "/page/icon.svg", true, false, srv_route_page },
     { "POST", "/v1/chat/completions", false, true, srv_route_chat },
     { "POST", "/chat/completions", false, true, srv_route_chat },

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The chat: one conversation, kept in the page, answered as a stream.  What the model writes
-// becomes text nodes.
+// The chat: one conversation, kept in the page, answered as a stream.  Answers are shown as
+// Markdown, by elements and text nodes; what the user writes stays text.
+import { growing } from "./markdown.js";
 import { at, call, make, setText } from "./page.js";
 
-const WRITE_MS = 40;
+const WRITE_MS = 40; // at least, and as long as the last took: until an answer is shown again
+const TOLD_MS = 1500;
 
-const messages = []; // {role, content} so far
+// {text, answer, asked, told}: what the user said, the answer so far, and their entries of the log
+const turns = [];
 let running = null; // the AbortController of the answer under way
 
 // ---- the log --------------------------------------------------------------------------------
@@ -24,14 +27,50 @@ function changeLog(change) {
 
 function addEntry(role, text) {
   const entry = make("article", `entry ${role}`);
-  const body = make("div", "said");
-  const node = document.createTextNode(text);
-  body.append(node);
+  const body = make("div", "said", text);
   entry.append(make("h3", "who", role === "user" ? "You" : "Model"), body);
   at("empty").hidden = true;
   changeLog((log) => log.append(entry));
   at("log").scrollTop = at("log").scrollHeight;
-  return { entry, node };
+  return { entry, body };
+}
+
+function button(text, label, press) {
+  const b = make("button", "small", text);
+  b.type = "button";
+  b.setAttribute("aria-label", label);
+  b.addEventListener("click", () => press(b));
+  return b;
+}
+
+function addActions(entry, buttons) {
+  const row = make("div", "actions");
+  for (const b of buttons) row.append(b);
+  changeLog(() => entry.append(row));
+}
+
+// The clipboard of the browser, or where a page without TLS has none, the command of a document.
+async function toClipboard(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = make("textarea", "unseen");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+function copyButton(label, text) {
+  return button("Copy", label, async (b) => {
+    setText(b, (await toClipboard(text())) ? "Copied" : "Not copied");
+    b.focus();
+    setTimeout(() => setText(b, "Copy"), TOLD_MS);
+  });
 }
 
 function addNote(entry, text, kind = "note") {
@@ -61,11 +100,31 @@ async function* events(stream) {
   }
 }
 
+// Why there is no answer, or not all of it, in words for the user.
+class Reason extends Error {}
+
 async function refusal(r) {
+  if (r.status === 401) return new Reason("the server wants another API key");
   try {
-    return (await r.json()).error.message;
+    return new Reason((await r.json()).error.message);
   } catch {
-    return `the server answered ${r.status}`;
+    return new Reason(`the server, or a proxy before it, answered with status ${r.status}`);
+  }
+}
+
+// Errors of the browser have words of its own, which say little.
+function reasonOf(e, began) {
+  if (e instanceof Reason) return e.message;
+  console.info(e);
+  if (!began) return "the server cannot be reached; it may have ended";
+  return "the connection to the server was lost";
+}
+
+function eventOf(data) {
+  try {
+    return JSON.parse(data);
+  } catch {
+    throw new Reason("the server sent something that is no event of an answer");
   }
 }
 
@@ -74,11 +133,21 @@ function number(id) {
   return Number.isFinite(value) ? value : undefined;
 }
 
-function request() {
+// Roles alternate: what has no answer is left out, but for the last turn.
+function messagesFor(last) {
   const system = at("system").value.trim();
-  const first = system ? [{ role: "system", content: system }] : [];
+  const messages = system ? [{ role: "system", content: system }] : [];
+  for (const turn of turns) {
+    if (turn !== last && !turn.answer) continue;
+    messages.push({ role: "user", content: turn.text });
+    if (turn !== last) messages.push({ role: "assistant", content: turn.answer });
+  }
+  return messages;
+}
+
+function request(turn) {
   return {
-    messages: [...first, ...messages],
+    messages: messagesFor(turn),
     stream: true,
     stream_options: { include_usage: true },
     return_progress: true,
@@ -106,31 +175,40 @@ function summary(usage, timings, finish) {
   return part.join(" · ");
 }
 
-// Text for a node, put there some times a second: laying a long answer out takes time.
-function writer(node) {
+// Text for a turn's answer, shown some times a second: a long block takes time to lay out.
+function writer(turn, body) {
+  const shown = growing(body, (head, text) => head.append(copyButton("Copy the code", () => text)));
   let text = "";
   let timer = 0;
+  let wait = WRITE_MS;
   const flush = () => {
     clearTimeout(timer);
     timer = 0;
-    const more = text;
+    if (!text) return;
+    const start = performance.now();
+    changeLog(() => shown.add(text));
     text = "";
-    if (more) changeLog(() => node.appendData(more));
+    wait = Math.max(WRITE_MS, performance.now() - start);
   };
   const add = (more) => {
+    turn.answer += more;
     text += more;
-    timer ||= setTimeout(flush, WRITE_MS);
+    timer ||= setTimeout(flush, wait);
   };
-  return { add, flush };
+  const end = () => {
+    flush();
+    changeLog(() => shown.end());
+  };
+  return { add, end };
 }
 
 // Gives the text to `out` as it comes; returns what the answer took.
 async function take(body, out) {
   let usage, timings, finish;
   for await (const data of events(body)) {
-    if (data === "[DONE]") break;
-    const e = JSON.parse(data);
-    if (e.error) throw new Error(e.error.message);
+    if (data === "[DONE]") return summary(usage, timings, finish);
+    const e = eventOf(data);
+    if (e.error) throw new Reason(e.error.message);
     if (e.prompt_progress) tellProgress(e.prompt_progress);
     usage = e.usage ?? usage;
     timings = e.timings ?? timings;
@@ -141,7 +219,7 @@ async function take(body, out) {
       out.add(c.delta.content);
     }
   }
-  return summary(usage, timings, finish);
+  throw new Reason("the connection to the server was lost");
 }
 
 function setRunning(controller) {
@@ -154,39 +232,116 @@ function setRunning(controller) {
   if (!running) tellProgress(null);
 }
 
-async function send(text) {
+// ---- turns ------------------------------------------------------------------------------------
+
+async function answer(turn) {
   const controller = new AbortController();
-  messages.push({ role: "user", content: text });
-  addEntry("user", text);
-  const { entry, node } = addEntry("model", "");
-  const out = writer(node);
+  const { entry, body } = addEntry("model", "");
+  const out = writer(turn, body);
+  let began = false;
+  turn.told = entry;
+  turn.answer = "";
   setRunning(controller);
   try {
     const r = await call("v1/chat/completions", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(request()),
+      body: JSON.stringify(request(turn)),
       signal: controller.signal,
     });
-    if (!r.ok) throw new Error(await refusal(r));
+    began = true;
+    if (!r.ok) throw await refusal(r);
     const took = await take(r.body, out);
-    out.flush();
+    out.end();
     addNote(entry, took);
   } catch (e) {
-    out.flush();
+    out.end();
     if (e.name === "AbortError") addNote(entry, "Stopped");
-    else addNote(entry, `No answer: ${e.message}`, "note bad");
+    else {
+      const what = turn.answer ? "The answer is not complete" : "No answer";
+      addNote(entry, `${what}: ${reasonOf(e, began)}`, "note bad");
+    }
   }
   if (running !== controller) return; // another conversation has begun
-  if (node.data) messages.push({ role: "assistant", content: node.data });
-  else messages.pop(); // so that roles alternate
+  const copy = copyButton("Copy the answer", () => turn.answer);
+  const retry = button("Retry", "Answer again", () => retryTurn(turn));
+  retry.classList.add("retry");
+  addActions(entry, turn.answer ? [copy, retry] : [retry]);
   setRunning(null);
+}
+
+function retryTurn(turn) {
+  if (running) return;
+  turn.told.remove();
+  answer(turn);
+  at("stop").focus();
+}
+
+// Takes a turn and those after it out of the conversation.
+function dropFrom(turn) {
+  for (const t of turns.splice(turns.indexOf(turn))) {
+    t.asked.remove();
+    t.told.remove();
+  }
+}
+
+function send(text) {
+  const { entry, body } = addEntry("user", text);
+  const turn = { text, answer: "", asked: entry, told: null };
+  turns.push(turn);
+  const copy = copyButton("Copy the message", () => text);
+  addActions(entry, [copy, button("Edit", "Edit the message", (b) => editTurn(turn, body, b))]);
+  answer(turn);
+}
+
+const sends = (e) => e.key === "Enter" && !e.shiftKey && !e.isComposing;
+
+// The text of a turn in a field; sent, it takes the place of that turn and of those after it.
+function editTurn(turn, body, opener) {
+  const form = make("form", "edit");
+  const area = make("textarea");
+  const submit = make("button", "main", "Send");
+  const leave = () => {
+    form.remove();
+    body.hidden = false;
+    opener.parentElement.hidden = false;
+    opener.focus();
+  };
+  const row = make("div", "row");
+  const cancel = button("Cancel", "Cancel", leave);
+  const follow = turn === turns.at(-1) ? "its answer" : "all that follows";
+  area.value = turn.text;
+  area.rows = Math.min(12, turn.text.split("\n").length + 1);
+  area.setAttribute("aria-label", "Edited message");
+  cancel.className = "";
+  row.append(make("p", "note", `Sending it removes ${follow}.`), cancel, submit);
+  form.append(area, row);
+  form.addEventListener("submit", (e) => {
+    e.preventDefault();
+    if (running || !area.value.trim()) return;
+    dropFrom(turn);
+    send(area.value);
+    at("stop").focus();
+  });
+  form.addEventListener("keydown", (e) => {
+    if (e.key === "Escape") {
+      e.stopPropagation();
+      leave();
+    } else if (e.target === area && sends(e)) {
+      e.preventDefault();
+      form.requestSubmit();
+    }
+  });
+  body.hidden = true;
+  opener.parentElement.hidden = true;
+  body.after(form);
+  area.focus();
 }
 
 function clear() {
   running?.abort();
   setRunning(null);
-  messages.length = 0;
+  turns.length = 0;
   for (const e of document.querySelectorAll("#log .entry")) e.remove();
   at("empty").hidden = false;
   at("prompt").focus();
@@ -202,7 +357,7 @@ export function startChat() {
     send(text);
   });
   prompt.addEventListener("keydown", (e) => {
-    if (e.key !== "Enter" || e.shiftKey || e.isComposing) return;
+    if (!sends(e)) return;
     e.preventDefault();
     at("composer").requestSubmit();
   });

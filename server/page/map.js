@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The map: tiers, sequences, layers and heads, the last steps; asked for twice a second while the
 // page is seen.
-import { at, call, make, setText, tellModel, tellState } from "./page.js";
+import { at, call, context, make, setText, tellModel, tellState } from "./page.js";
 
 const POLL_MS = 500;
 const RETRY_MS = 2000;
@@ -36,7 +36,7 @@ function showList(list, items, create, show) {
 function makeTier() {
   const row = make("li", "tier");
   const bar = make("div", "bar");
-  bar.append(make("div", "fill"));
+  bar.append(make("div", "fill"), make("span", "open", "no limit"));
   bar.setAttribute("role", "meter");
   bar.setAttribute("aria-valuemin", "0");
   bar.setAttribute("aria-valuemax", "100");
@@ -49,13 +49,14 @@ function showTier(row, t) {
   const share = t.capacity_bytes ? Math.min(1, t.used_bytes / t.capacity_bytes) : 0;
   const text = t.capacity_bytes
     ? `${size(t.used_bytes)} of ${size(t.capacity_bytes)}, ${PERCENT.format(share)}`
-    : `${size(t.used_bytes)}, no limit`;
+    : `${size(t.used_bytes)} in use`;
   setText(name, t.name);
   setText(amount, text);
-  bar.className = `bar ${t.name}${t.capacity_bytes ? "" : " open"}`;
+  bar.className = `bar ${t.name}`;
+  bar.lastElementChild.hidden = Boolean(t.capacity_bytes);
   bar.setAttribute("aria-label", t.name);
   bar.setAttribute("aria-valuenow", String(Math.round(share * 100)));
-  bar.setAttribute("aria-valuetext", text);
+  bar.setAttribute("aria-valuetext", t.capacity_bytes ? text : `${text}, no limit`);
   bar.firstElementChild.style.inlineSize = `${share * 100}%`;
 }
 
@@ -68,7 +69,7 @@ function makeSequence() {
   return row;
 }
 
-function showSequence(row, { q, longest }) {
+function showSequence(row, q) {
   const [name, amount, bar, detail] = row.children;
   const n = [q.device_tokens, q.host_tokens, q.disk_tokens];
   const all = n[0] + n[1] + n[2];
@@ -76,24 +77,23 @@ function showSequence(row, { q, longest }) {
   const parts = where.length > 1 ? where.map(([t, k]) => `${t} ${count(k)}`) : [];
   if (q.window_tokens) parts.push(`windows ${count(q.window_tokens)}`);
   setText(name, `${q.id} ${q.state}`);
-  setText(amount, `${count(all)} tokens`);
+  setText(amount, `${count(all)} of ${count(context)} tokens`);
   setText(detail, parts.join(" · "));
   detail.hidden = parts.length === 0;
   row.classList.toggle("runs", runs(q));
   [...bar.children].forEach((e, i) => {
-    e.style.inlineSize = `${(longest ? n[i] / longest : 0) * 100}%`;
+    e.style.inlineSize = `${(context ? n[i] / context : 0) * 100}%`;
   });
 }
 
 const runs = (q) => q.state === "prompt" || q.state === "answer";
 
-// Those that hold something or run.
+// Those that hold something or run; their bars are relative to the context.
 function showSequences(sequences) {
   const tokens = (q) => q.device_tokens + q.host_tokens + q.disk_tokens;
-  const longest = Math.max(...sequences.map(tokens));
   const held = sequences.filter((q) => tokens(q) > 0 || runs(q));
-  setText(at("held"), `${count(held.length)} hold tokens`);
-  showList(at("sequences"), held.map((q) => ({ q, longest })), makeSequence, showSequence);
+  setText(at("held"), `Holding tokens: ${count(held.length)}`);
+  showList(at("sequences"), held, makeSequence, showSequence);
 }
 
 // ---- canvases -----------------------------------------------------------------------------------
@@ -343,8 +343,9 @@ async function look() {
   try {
     const r = await call("map", {}, true);
     if (r.ok) {
-      show(await r.json());
+      const m = await r.json();
       await tellModel();
+      show(m);
       return POLL_MS;
     }
     tellState(r.status === 401 ? "a key is needed" : `answers ${r.status}`, "bad");

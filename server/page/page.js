@@ -82,12 +82,15 @@ export function tellState(text, kind = "") {
   e.className = kind;
 }
 
+export let context = 0; // tokens that a sequence can hold; 0 until the server has said it
+
 // What runs; once.
 export async function tellModel() {
   if (at("model").textContent) return;
   const r = await call("props", {}, true);
   if (!r.ok) return;
   const p = await r.json();
+  context = p.n_ctx;
   const n = (x) => x.toLocaleString("en");
   setText(at("model"), `${p.model}, ${p.backend}, ${n(p.total_slots)} × ${n(p.n_ctx)} tokens`);
   document.title = `${p.model} - KVDrive`;

@@ -19,6 +19,7 @@ LONG = {"prompt": [67, 80, 71] * 500, "max_tokens": 20, "logit_bias": {"261": -1
 # Everything that a page may be made of comes from one of these.
 FILES = {"/": "text/html", "/page/page.css": "text/css", "/page/page.js": "text/javascript",
          "/page/chat.js": "text/javascript", "/page/map.js": "text/javascript",
+         "/page/markdown.js": "text/javascript",
          "/page/icon.svg": "image/svg+xml"}
 HOSTILE = ("<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
            "&amp;")
@@ -164,6 +165,7 @@ def test_chat_and_map():
         want = s.post("/v1/chat/completions", {"messages": ask, "max_tokens": 150})
         want = want["choices"][0]["message"]["content"]
         p = open_page(s, height=1400)
+        want = p.run(MARKDOWN + f"shown([{json.dumps(want)}]).then((e) => e.textContent)")
         p.wait("document.getElementById('model').textContent.includes('2 × 4,000 tokens')")
         p.run("""document.getElementById('most').value = 150; window.seen = new Set();
                  new MutationObserver(() => seen.add(document.querySelector('.model .said')
@@ -172,17 +174,20 @@ def test_chat_and_map():
         say(p, "hello")
         wait_text(p, ".model .note", "answer 150 tokens")
         assert text_of(p, ".user .said") == "hello" and text_of(p, ".model .said") == want
-        assert p.run("seen.size") > 5, "it came in one piece"
+        assert (n := p.run("seen.size")) > 3, ("it came in one piece", n)
         assert re.search(r"tokens/s · first after \d", text_of(p, ".model .note"))
         say(p, "and again")  # the conversation goes on: its beginning is in the cache
         wait_text(p, ".model:last-child .note", "from ")
+        assert p.run("document.querySelector('.tier .open').offsetWidth") == 0  # it has a limit
         p.wait("!document.getElementById('heat-shown').hidden")
         wait_text(p, "#state", "idle")
         rows = p.run("[...document.querySelectorAll('.tier')].map((e) => e.innerText)")
         assert [r.split()[0].lower() for r in rows] == ["device", "host", "disk"], rows
-        assert "no limit" in rows[2] and "100.0%" not in rows[0]
+        assert "in use" in rows[2] and "no limit" in rows[2] and "no limit" not in rows[0] + rows[1]
+        assert "100.0%" not in rows[0]
         p.wait("""[...document.querySelectorAll('.sequence .fill')]
                   .some((e) => e.matches('.host') && e.offsetWidth > 10)""")
+        check_sequence_bars(p, s)
         assert p.run("document.querySelector('.tier [role=meter]').ariaValueNow") != "0"
         assert "windows 128" in p.run("document.getElementById('sequences').innerText")
         assert p.run("document.querySelectorAll('#parts td').length") == 16
@@ -195,6 +200,16 @@ def test_chat_and_map():
             assert re.search(r"\d", p.run(f"document.getElementById('{canvas}').ariaLabel"))
         assert browser.colors(p.screenshot()) > 200
         check_clean(p, s)
+
+
+def check_sequence_bars(p, s):
+    """A bar is full where a sequence is as long as its context."""
+    q = s.get("/map")["sequences"][0]
+    n = q["device_tokens"] + q["host_tokens"] + q["disk_tokens"]
+    wait_text(p, ".sequence .amount", f"{n:,} of 4,000 tokens")
+    p.wait(f"""(() => {{ const bar = document.querySelector('.sequence .bar');
+        const filled = [...bar.children].reduce((a, e) => a + e.getBoundingClientRect().width, 0);
+        return Math.abs(filled / bar.clientWidth - {n} / 4000) < 0.01 }})()""")
 
 
 def test_keyboard_only():
@@ -220,6 +235,13 @@ def test_keyboard_only():
         p.wait("document.querySelector('.model:last-child .said').textContent.length > 20")
         p.key("Escape")
         wait_text(p, ".model:last-child .note", "Stopped")
+        s.wait_idle()
+        tab_to(p, "Retry")
+        p.key("Enter")
+        wait_text(p, "#state", "running")
+        assert focus(p) == "stop"
+        p.key("Enter")
+        settled(p)
         s.wait_idle()
         tab_to(p, "Settings")
         p.key("Enter")
@@ -291,15 +313,31 @@ def test_key():
         p.wait("document.getElementById('key-dialog')?.open")
 
 
+# window.sent has the bodies of requests of the chat, which get window.said, a character an event.
+# window.broken: the connection is lost after that, window.dead: before it.
+ANSWERING = """(() => { const real = window.fetch; window.sent = [];
+    window.fetch = (path, o) => {
+        if (path !== "v1/chat/completions") return real(path, o);
+        sent.push(JSON.parse(o.body));
+        if (window.dead) return Promise.reject(new TypeError("Failed to fetch"));
+        const event = (x) => "data: " + JSON.stringify(x) + "\\n\\n";
+        const text = [...window.said].map((x) => event({ choices: [{ delta: { content: x } }] }))
+            .join("") + (window.failed ? event({ error: { message: window.failed } })
+            : "data: [DONE]\\n\\n");
+        return Promise.resolve(new Response(!window.broken ? text : new ReadableStream({
+            start(c) { c.enqueue(new TextEncoder().encode(text.slice(0, -14))) },
+            pull(c) { setTimeout(() => c.error(new TypeError("network error")), 200) } }))) }
+    })();"""
+
+
+def answer_with(p, text):
+    p.run(f"window.said = {json.dumps(text)}; if (!window.sent) {{ {ANSWERING} }}")
+
+
 def test_text_stays_text():
     with Server() as s:
         p = open_page(s)
-        p.run("window.said = " + json.dumps(HOSTILE) + """;
-            const real = window.fetch;
-            window.fetch = (path, o) => path !== "v1/chat/completions" ? real(path, o)
-                : Promise.resolve(new Response(["", ...said].map((x) =>
-                    "data: " + JSON.stringify({ choices: [{ delta: { content: x } }] }) + "\\n\\n"
-                  ).join("") + "data: [DONE]\\n\\n"))""")
+        answer_with(p, HOSTILE)
         say(p, HOSTILE)
         p.wait("document.querySelector('.model .note') !== null")
         assert text_of(p, ".user .said") == text_of(p, ".model .said") == HOSTILE
@@ -313,6 +351,203 @@ def test_text_stays_text():
             e.effectiveDirective === "require-trusted-types-for" || r(e.effectiveDirective);
             const e = document.createElement("img");
             e.src = "http://127.0.0.2:9/x"; document.body.append(e) })""") == "img-src"
+
+
+# An element that shows texts that came one after the other.
+MARKDOWN = """globalThis.shown = async (parts) => {
+    const { growing } = await import("/page/markdown.js");
+    const place = document.createElement("div"), g = growing(place);
+    for (const x of parts) g.add(x);
+    g.end();
+    return place };"""
+
+CODE = ('<div class="code"><div class="head"><span>{}</span></div>'
+        '<pre tabindex="0"><code>{}</code></pre></div>')
+A = '<a href="{}" target="_blank" rel="noopener noreferrer nofollow">{}</a>'
+SUBSET = (
+    ("one\ntwo\n\nthree", "<p>one<br>two</p><p>three</p>"),
+    ("# A *b*\ntext\n### C #", "<h4>A <em>b</em></h4><p>text</p><h6>C</h6>"),
+    ("#tag, a_b_c, 2*3*4 x, a * b * c", "<p>#tag, a_b_c, 2<em>3</em>4 x, a * b * c</p>"),
+    ("**b** *e* ***x*** ~~s~~ __b__ _e_ ~n~", "<p><strong>b</strong> <em>e</em> <em><strong>x"
+     "</strong></em> <del>s</del> <strong>b</strong> <em>e</em> ~n~</p>"),
+    ("**a *b* c** **open *x*", "<p><strong>a <em>b</em> c</strong> **open <em>x</em></p>"),
+    ("**a*", "<p>*<em>a</em></p>"),
+    (r"\*a\* \# \(x\) `\*` ``a ` b`` `open",
+     r"<p>*a* # \(x\) <code>\*</code> <code>a ` b</code> `open</p>"),
+    ("---\n***\n- - -", "<hr><hr><hr>"),
+    ("> a\nb\n> - c\n\nd", "<blockquote><p>a<br>b</p><ul><li>c</li></ul></blockquote><p>d</p>"),
+    ("- a\n  - b\n    - c\n- d\n", "<ul><li>a<ul><li>b<ul><li>c</li></ul></li></ul></li><li>d"
+     "</li></ul>"),
+    ("3. a\n  - b\n4. c\nd\n\ne", '<ol start="3"><li>a<ul><li>b</li></ul></li><li>c<br>d</li></ol>'
+     "<p>e</p>"),
+    ("- a\n\n  b\n- c", "<ul><li><p>a</p><p>b</p></li><li><p>c</p></li></ul>"),
+    ("- a\n1. b", '<ul><li>a</li></ul><ol start="1"><li>b</li></ol>'),
+    ("In 2019\n2020. was", "<p>In 2019<br>2020. was</p>"),
+    ("1. x\n   ```c\n   int a;\n     b\n   ```\n2. y", '<ol start="1"><li>x'
+     + CODE.format("c", "int a;\n  b") + "</li><li>y</li></ol>"),
+    ("a\n```py x\nif a:\n\tb < c\n\n# d\n```\ne", "<p>a</p>"
+     + CODE.format("py", "if a:\n    b &lt; c\n\n# d") + "<p>e</p>"),
+    ("````\n```\n~~~\n````", CODE.format("", "```\n~~~")),
+    ("```\nnever **closed**\n\n- <b>", CODE.format("", "never **closed**\n\n- &lt;b&gt;")),
+    ("text\n| a | b \\| c |\n|:-:|--:|\n| *1* | 2 | 3 |\n| x |\n\nend", "<p>text</p>"
+     '<div class="table" tabindex="0"><table><thead><tr><th class="center" scope="col">a</th>'
+     '<th class="end" scope="col">b | c</th></tr></thead><tbody><tr><td class="center"><em>1</em>'
+     '</td><td class="end">2</td></tr><tr><td class="center">x</td></tr></tbody></table></div>'
+     "<p>end</p>"),
+    ("a | b\nc | d", "<p>a | b<br>c | d</p>"),
+    ('[a *b*](https://x.org/(y) "t") <https://z.org/>', "<p>"
+     + A.format("https://x.org/(y)", "a <em>b</em>") + " "
+     + A.format("https://z.org/", "https://z.org/") + "</p>"),
+    ("(see https://x.org/a_b_c). **https://y.org/**", "<p>(see "
+     + A.format("https://x.org/a_b_c", "https://x.org/a_b_c") + "). <strong>"
+     + A.format("https://y.org/", "https://y.org/") + "</strong></p>"),
+    ("![alt](https://x.org/i.png)", "<p>" + A.format("https://x.org/i.png", "alt") + "</p>"),
+)
+# Nothing of these becomes an element or an attribute.
+PLAIN = ("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<b onclick='x'>b</b>",
+         "[a](javascript:alert(1))", "[a](JaVaScRiPt:alert(1))", "[a](data:text/html,x)",
+         "[a](java\tscript:alert(1))", "[a](\x01javascript:alert(1))", "[a](vbscript:x)",
+         "[a](//evil.example)",
+         "[a](/health)", "[a](file:///etc/passwd)", "[a](blob:x)", "![a](data:x)",
+         "<javascript:alert(1)>", "[a](https://)", "[a](<javascript:x>)", "&lt;b&gt; &amp; &#60;",
+         "[a]: javascript:x", "[[[[", "](", "**", "\u202e\ufeff\u0000")
+TAGS = {"P", "BR", "H4", "H5", "H6", "UL", "OL", "LI", "BLOCKQUOTE", "HR", "STRONG", "EM", "DEL",
+        "CODE", "PRE", "A", "TABLE", "THEAD", "TBODY", "TR", "TH", "TD", "DIV", "SPAN"}
+
+
+def test_markdown():
+    """What is shown of each text, whole or by characters; all else stays text."""
+    with Server() as s:
+        p = open_page(s)
+        p.run(MARKDOWN + "0")
+        html = "shown({}).then((e) => e.innerHTML)"
+        for text, want in SUBSET:
+            for parts in ([text], list(text)):
+                assert (got := p.run(html.format(json.dumps(parts)))) == want, (text, got, want)
+        for text in PLAIN:
+            got = p.run(f"""shown([{json.dumps(text)}]).then((e) =>
+                [e.textContent, e.querySelectorAll('*').length, e.firstElementChild.tagName])""")
+            assert got == [text.strip(), 1, "P"], (text, got)
+        hostile = "\n\n".join([*PLAIN, *(t for t, _ in SUBSET if "never" not in t)])
+        tags, names, links = p.run(f"""shown([...{json.dumps(hostile)}]).then((e) => {{
+            const all = [...e.querySelectorAll('*')];
+            return [all.map((x) => x.tagName), all.flatMap((x) => x.getAttributeNames()),
+                    [...e.querySelectorAll('a')].map((x) => x.protocol)] }})""")
+        assert set(tags) <= TAGS and set(links) == {"https:"}, set(tags) - TAGS
+        assert set(names) <= {"class", "tabindex", "start", "scope", "href", "target", "rel"}, names
+        check_large(p)
+        check_clean(p, s)
+
+
+def check_large(p):
+    """Deep and long ones take time by their length, and no stack."""
+    for unit in ("> ", "- ", "[", "](", "[](", "*a ", "`", "``a`", "|", "<", "a\n", "~~~\n", "_*"):
+        n = 50000 // len(unit)
+        took, deepest = p.run(f"""(async () => {{ const start = performance.now();
+            const e = await shown([{json.dumps(unit)}.repeat({n}), "x"]);
+            const took = performance.now() - start, depth = new Map([[e, 0]]);
+            for (const x of e.querySelectorAll("*")) depth.set(x, depth.get(x.parentElement) + 1);
+            return [took, Math.max(...new Set(depth.values()))] }})()""")
+        assert deepest < 40, (unit, deepest)
+        assert took < 1000 * limit_of(2, took / 1000), (unit, took)
+
+
+def press(p, label, last=True):
+    p.run(f"""[...document.querySelectorAll('#log button[aria-label="{label}"]')]
+              .at({-1 if last else 0}).click()""")
+
+
+def settled(p):
+    p.wait("document.getElementById('log').ariaBusy === 'false'")
+
+
+def roles(p):
+    return p.run("sent.at(-1).messages.map((m) => m.role[0] + ':' + m.content)")
+
+
+def test_copy_retry_edit():
+    with Server() as s:
+        p = open_page(s)
+        p.browser.send("Browser.grantPermissions",
+                       permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+        p.send("Page.bringToFront")
+        copied = "navigator.clipboard.readText()"
+        answer_with(p, "**one**\n```c\nint a;\n```")
+        say(p, "first")
+        settled(p)
+        assert text_of(p, ".model .said strong") == "one"
+        assert p.run("getComputedStyle(document.querySelector('.model pre')).overflowX") == "auto"
+        for label, want in (("Copy the answer", "**one**\n```c\nint a;\n```"),
+                            ("Copy the code", "int a;"), ("Copy the message", "first")):
+            press(p, label)
+            p.wait(f"document.activeElement.ariaLabel === '{label}' &&"
+                   "document.activeElement.textContent === 'Copied'")
+            assert p.run(copied) == want, label
+        # a page that is not from this machine and has no TLS has no such clipboard
+        p.run("navigator.clipboard.writeText = undefined")
+        press(p, "Copy the answer")
+        p.wait("document.activeElement.textContent === 'Copied'")
+        assert p.run(copied).startswith("**one**") and focus(p) == "Copied"
+        answer_with(p, "two")
+        press(p, "Answer again")  # in the place of the first answer
+        settled(p)
+        assert roles(p) == ["u:first"] and text_of(p, ".model .said") == "two"
+        assert p.run("document.querySelectorAll('.entry').length") == 2
+        say(p, "second")
+        settled(p)
+        assert roles(p) == ["u:first", "a:two", "u:second"]
+        assert p.run("""[...document.querySelectorAll('.retry')]
+                        .map((e) => e.offsetWidth > 0).join()""") == "false,true"
+        edit_first(p)
+        check_clean(p, s)
+
+
+def edit_first(p):
+    """Escape leaves all as it was, Enter sends and drops what follows."""
+    press(p, "Edit the message", last=False)
+    assert p.run("document.activeElement.value") == "first"
+    assert "all that follows" in text_of(p, ".edit .note")
+    p.key("Escape")
+    assert p.run("document.querySelectorAll('.entry').length") == 4
+    assert p.run("document.activeElement.ariaLabel") == "Edit the message"
+    p.key("Enter")
+    p.run("document.activeElement.select()")
+    p.type("edited")
+    p.key("Enter", shift=True)
+    p.type("text")
+    p.key("Enter")
+    settled(p)
+    assert roles(p) == ["u:edited\ntext"] and focus(p) == "prompt"
+    assert p.run("[...document.querySelectorAll('.said')].map((e) => e.textContent)") == [
+        "edited\ntext", "two"]
+
+
+def test_reasons():
+    """An error leaves what has come, says why in our words, and can be tried again."""
+    with Server() as s:
+        p = open_page(s)
+        answer_with(p, "half of *it*")
+        for state, has, want in (
+                ("broken", True, "not complete: the connection to the server was lost"),
+                ("dead", False, "No answer: the server cannot be reached; it may have ended"),
+                ("failed", True, "not complete: the device failed")):
+            p.run("document.getElementById('clear').click();"
+                  f"window.{state} = 'the device failed'")
+            say(p, "please")
+            wait_text(p, ".model .note", ": ")
+            settled(p)
+            assert text_of(p, ".model .note.bad").endswith(want), text_of(p, ".model .note")
+            assert text_of(p, ".user .said") == "please"
+            assert p.run("document.querySelectorAll('.model em').length") == has
+            assert (text_of(p, ".model .said") == "half of it") == has
+            assert (p.run("document.querySelector('[aria-label=\"Copy the answer\"]')") is not None
+                    ) == has
+            p.run(f"window.{state} = undefined")
+            press(p, "Answer again")
+            settled(p)
+            assert roles(p) == ["u:please"] and text_of(p, ".model .said") == "half of it"
+            assert p.run("document.querySelectorAll('.bad').length") == 0
+        check_clean(p, s)
 
 
 def test_errors_are_told():
@@ -340,6 +575,19 @@ CONTRAST = """(() => { const css = getComputedStyle(document.documentElement);
             return [p.join(), Math.max(a, b) / Math.min(a, b)] }) })()"""
 
 
+def check_narrow_answer(p):
+    """What is wide scrolls in its own place; lists have their marks."""
+    answer_with(p, "- one\n\n```\n" + "wide " * 40 + "\n```\n|" + "a|" * 30 + "\n|" + "-|" * 30)
+    say(p, "more")
+    settled(p)
+    assert p.run("(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)"
+                 "(document.getElementById('log'))")
+    assert p.run("""[...document.querySelectorAll('.said pre, .said .table')]
+        .map((e) => getComputedStyle(e).overflowX + (e.scrollWidth > e.clientWidth)).join()"""
+                 ) == "autotrue,autotrue"
+    assert p.run("getComputedStyle(document.querySelector('.said li')).display") == "list-item"
+
+
 def test_narrow_dark_and_still():
     with Server(*SPARSE, program=FAULT) as s:
         s.post("/v1/completions", LONG)
@@ -357,6 +605,8 @@ def test_narrow_dark_and_still():
             assert p.run("""[...document.querySelectorAll('button, textarea, canvas, .tier')]
                 .every((e) => e.getBoundingClientRect().right <= 320)""")
             p.key("Escape")
+            settled(p)
+            check_narrow_answer(p)
             for pair, ratio in p.run(CONTRAST):
                 assert ratio >= 4.5, (dark, pair, ratio)
             shots[dark] = p.screenshot()
