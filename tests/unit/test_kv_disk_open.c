@@ -290,7 +290,8 @@ static void only_what_is_new_is_written(void **state)
 /* Two whole blocks' tokens that are no blocks yet, and what is behind the first. */
 static void open_blocks_in_a_row(void **state)
 {
-    kv_disk *d = open_store();
+    kv_disk      *d = open_store();
+    kv_disk_match m;
 
     (void)state;
     store(d, BLOCK + 14, 0);
@@ -302,7 +303,10 @@ static void open_blocks_in_a_row(void **state)
     seal(d, 0, 0);
     flush_ok(d);
     assert_int_equal(known(d, N_TOKEN), BLOCK + 14);
-    assert_int_equal(find(d, N_TOKEN).n_token, BLOCK);
+    m = find(d, N_TOKEN);
+    assert_int_equal(m.n_token, BLOCK); /* the rest is a tail */
+    assert_int_equal(m.n_tail_token, 14);
+    kv_disk_match_close(d, &m);
     verify_ok(d);
     kv_disk_close(d);
 }
