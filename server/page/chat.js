@@ -7,7 +7,8 @@ import { at, call, make, setText } from "./page.js";
 const WRITE_MS = 40; // at least, and as long as the last took: until an answer is shown again
 const TOLD_MS = 1500;
 
-// {text, answer, asked, told}: what the user said, the answer so far, and their entries of the log
+// {text, answer, reasoning, asked, told}: what the user said; the answer so far, and the reasoning
+// before it; the entries of the log that show the former and the latter
 const turns = [];
 let running = null; // the AbortController of the answer under way
 
@@ -104,7 +105,7 @@ async function* events(stream) {
 class Reason extends Error {}
 
 async function refusal(r) {
-  if (r.status === 401) return new Reason("the server wants another API key");
+  if (r.status === 401) return new Reason("the server needs a valid API key");
   try {
     return new Reason((await r.json()).error.message);
   } catch {
@@ -140,7 +141,9 @@ function messagesFor(last) {
   for (const turn of turns) {
     if (turn !== last && !turn.answer) continue;
     messages.push({ role: "user", content: turn.text });
-    if (turn !== last) messages.push({ role: "assistant", content: turn.answer });
+    const reasoning_content = turn.reasoning || undefined; // for templates that want it
+    if (turn !== last)
+      messages.push({ role: "assistant", content: turn.answer, reasoning_content });
   }
   return messages;
 }
@@ -175,31 +178,54 @@ function summary(usage, timings, finish) {
   return part.join(" · ");
 }
 
+// A place for reasoning, above the answer; it is closed when the answer begins.
+function addReasoning(body) {
+  const place = make("details", "reasoning");
+  const node = document.createTextNode("");
+  const text = make("p");
+  text.append(node);
+  place.append(make("summary", "", "Reasoning"), text);
+  place.open = true;
+  changeLog(() => body.before(place));
+  return { place, node };
+}
+
 // Text for a turn's answer, shown some times a second: a long block takes time to lay out.
 function writer(turn, body) {
   const shown = growing(body, (head, text) => head.append(copyButton("Copy the code", () => text)));
   let text = "";
+  let thought = "";
+  let reasoning = null;
   let timer = 0;
   let wait = WRITE_MS;
   const flush = () => {
     clearTimeout(timer);
     timer = 0;
-    if (!text) return;
     const start = performance.now();
-    changeLog(() => shown.add(text));
-    text = "";
+    changeLog(() => {
+      if (thought) reasoning.node.appendData(thought);
+      if (text) shown.add(text);
+    });
+    text = thought = "";
     wait = Math.max(WRITE_MS, performance.now() - start);
   };
   const add = (more) => {
+    if (!turn.answer && reasoning) reasoning.place.open = false;
     turn.answer += more;
     text += more;
+    timer ||= setTimeout(flush, wait);
+  };
+  const think = (more) => {
+    reasoning ??= addReasoning(body);
+    turn.reasoning += more;
+    thought += more;
     timer ||= setTimeout(flush, wait);
   };
   const end = () => {
     flush();
     changeLog(() => shown.end());
   };
-  return { add, end };
+  return { add, think, end };
 }
 
 // Gives the text to `out` as it comes; returns what the answer took.
@@ -214,9 +240,10 @@ async function take(body, out) {
     timings = e.timings ?? timings;
     for (const c of e.choices ?? []) {
       finish = c.finish_reason ?? finish;
-      if (!c.delta?.content) continue;
-      tellProgress(null);
-      out.add(c.delta.content);
+      const { content, reasoning_content } = c.delta ?? {};
+      if (content || reasoning_content) tellProgress(null);
+      if (reasoning_content) out.think(reasoning_content);
+      if (content) out.add(content);
     }
   }
   throw new Reason("the connection to the server was lost");
@@ -240,7 +267,7 @@ async function answer(turn) {
   const out = writer(turn, body);
   let began = false;
   turn.told = entry;
-  turn.answer = "";
+  turn.answer = turn.reasoning = "";
   setRunning(controller);
   try {
     const r = await call("v1/chat/completions", {
@@ -287,7 +314,7 @@ function dropFrom(turn) {
 
 function send(text) {
   const { entry, body } = addEntry("user", text);
-  const turn = { text, answer: "", asked: entry, told: null };
+  const turn = { text, answer: "", reasoning: "", asked: entry, told: null };
   turns.push(turn);
   const copy = copyButton("Copy the message", () => text);
   addActions(entry, [copy, button("Edit", "Edit the message", (b) => editTurn(turn, body, b))]);

@@ -314,16 +314,18 @@ def test_key():
 
 
 # window.sent has the bodies of requests of the chat, which get window.said, a character an event.
-# window.broken: the connection is lost after that, window.dead: before it.
+# window.thought is the reasoning before it.  window.broken: the connection is lost after that;
+# window.dead: before it; window.failed: the server's message after that.
 ANSWERING = """(() => { const real = window.fetch; window.sent = [];
     window.fetch = (path, o) => {
         if (path !== "v1/chat/completions") return real(path, o);
         sent.push(JSON.parse(o.body));
         if (window.dead) return Promise.reject(new TypeError("Failed to fetch"));
         const event = (x) => "data: " + JSON.stringify(x) + "\\n\\n";
-        const text = [...window.said].map((x) => event({ choices: [{ delta: { content: x } }] }))
-            .join("") + (window.failed ? event({ error: { message: window.failed } })
-            : "data: [DONE]\\n\\n");
+        const deltas = [...window.said].map((content) => ({ content }));
+        if (window.thought) deltas.unshift({ reasoning_content: window.thought });
+        const text = deltas.map((delta) => event({ choices: [{ delta }] })).join("")
+            + (window.failed ? event({ error: { message: window.failed } }) : "data: [DONE]\\n\\n");
         return Promise.resolve(new Response(!window.broken ? text : new ReadableStream({
             start(c) { c.enqueue(new TextEncoder().encode(text.slice(0, -14))) },
             pull(c) { setTimeout(() => c.error(new TypeError("network error")), 200) } }))) }
@@ -520,6 +522,31 @@ def edit_first(p):
     assert roles(p) == ["u:edited\ntext"] and focus(p) == "prompt"
     assert p.run("[...document.querySelectorAll('.said')].map((e) => e.textContent)") == [
         "edited\ntext", "two"]
+
+
+def test_reasoning():
+    """It is text above the answer, which closes it, and no part of what is copied."""
+    with Server() as s:
+        p = open_page(s)
+        p.run("window.thought = '<b>first</b>\\n*then*'")
+        answer_with(p, "")
+        say(p, "why")
+        settled(p)
+        assert text_of(p, ".reasoning p") == "<b>first</b>\n*then*"
+        assert p.run("document.querySelector('.reasoning').open")
+        assert p.run("document.querySelector('[aria-label=\"Copy the answer\"]')") is None
+        answer_with(p, "so")
+        press(p, "Answer again")
+        settled(p)
+        assert text_of(p, ".model .said") == "so"
+        assert p.run("[...document.querySelectorAll('.reasoning')].map((e) => e.open)") == [False]
+        say(p, "and")
+        settled(p)
+        assert p.run("sent.at(-1).messages") == [
+            {"role": "user", "content": "why"},
+            {"role": "assistant", "content": "so", "reasoning_content": "<b>first</b>\n*then*"},
+            {"role": "user", "content": "and"}]
+        check_clean(p, s)
 
 
 def test_reasons():
