@@ -190,8 +190,7 @@ static bool get_input(srv_fields *f, const json_t *v, srv_input *in)
     return srv_fields_bad(f, "prompt", "expected a text, a list of texts, or of tokens");
 }
 
-/* One prompt, or a list of them. */
-static bool get_prompts(srv_fields *f, srv_request *r)
+bool srv_get_prompts(srv_fields *f, srv_request *r)
 {
     const json_t *v     = srv_get(f->root, "prompt");
     const json_t *first = json_array_get(v, 0);
@@ -250,7 +249,7 @@ static bool get_request(srv_fields *f, srv_request *r)
     srv_get_u32(f, f->root, "best_of", r->n, r->n, &best_of);
     get_logprobs(f, r);
     srv_get_bool(f, f->root, "echo", &r->echo);
-    return !f->bad && get_prompts(f, r);
+    return !f->bad && srv_get_prompts(f, r);
 }
 
 static const srv_shape shape = {

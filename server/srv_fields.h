@@ -87,8 +87,10 @@ void srv_get_params(srv_fields *f, srv_request *r);
 #define SRV_PARAM_NAMES                                                                          \
     "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",  \
         "repetition_penalty", "repeat_penalty", "repeat_last_n", "seed", "logit_bias", "stream", \
-        "ignore_eos", "debug_cache", "cache_salt", "n_predict", "json_schema", "guided_json",    \
-        "structured_outputs"
+        "ignore_eos", "debug_cache", "cache_salt", "cache_prompt", "n_predict", "json_schema",   \
+        "guided_json", "structured_outputs"
+/* srv_completion.c: the field prompt: a text, tokens, or a list of them. */
+bool srv_get_prompts(srv_fields *f, srv_request *r);
 void srv_get_choices(srv_fields *f, srv_request *r);
 void srv_get_stops(srv_fields *f, srv_request *r, const char *name);
 /* srv_format.c: a grammar that the field asks for, by a text that p points to and f takes.  It is

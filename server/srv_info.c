@@ -42,9 +42,10 @@ static void put_model(const srv *s, kvd_buf *b)
     srv_put_text(b, s->name);
     kvd_buf_printf(
         b,
-        ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvdrive\",\"meta\":{"
+        ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvdrive\",\"aliases\":[],"
+        "\"max_model_len\":%u,\"meta\":{\"n_ctx\":%u,"
         "\"n_params\":%llu,\"size\":%llu,\"n_vocab\":%u,\"n_ctx_train\":%u,\"n_embd\":%u}}",
-        (long long)s->started, (unsigned long long)s->info.n_param,
+        (long long)s->started, s->plan.n_ctx, s->plan.n_ctx, (unsigned long long)s->info.n_param,
         (unsigned long long)s->info.weight_bytes, s->info.n_vocab, s->info.n_ctx_train,
         s->info.n_embd);
 }

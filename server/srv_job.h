@@ -56,6 +56,7 @@ typedef struct srv_request {
     bool     logprobs; /* of every token, with n_top others */
     uint32_t n_top;
     bool     echo; /* the prompt comes back as text, with logprobs if those are asked for */
+    bool     return_tokens; /* the ids of an answer's tokens */
     bool     stream, include_usage, progress, debug_cache;
     uint8_t  salt[KVD_SALT_BYTES_MAX];
     uint32_t n_salt;

@@ -351,7 +351,7 @@ static void close_all(srv *s)
     pthread_cond_destroy(&s->work_wake);
 }
 
-/* The model's name in answers: what was given, or the file's. */
+/* The model's name in answers: what was given, or the file's, with a hyphen for each blank. */
 static void name_model(srv *s)
 {
     const char *name = s->p.name                       ? s->p.name
@@ -362,6 +362,9 @@ static void name_model(srv *s)
     n = n < sizeof(s->name) ? n : sizeof(s->name) - 1;
     memcpy(s->name, name, n);
     s->name[n] = 0;
+    for (size_t i = 0; i < n; i++)
+        if ((unsigned char)s->name[i] <= ' ' || s->name[i] == 0x7f)
+            s->name[i] = '-';
 }
 
 static kvd_status serve(srv *s, kvd_session *session, kvd_err *err)

@@ -25,8 +25,6 @@ static const srv_refused others[] = {
     { "audio", "", SRV_SAY_TEXT },
     { "bad_words", "[]", "use logit_bias with -100 for their tokens, which /tokenize tells" },
     { "best_of", "1", "every answer is told: use n in /v1/chat/completions or /v1/completions" },
-    { "cache_prompt", "true",
-      "what is known of a prompt is always used: a cache_salt of its own keeps a request apart" },
     { "chat_template", "",
       "the template is the server's (--chat-template FILE): use chat_template_kwargs for its "
       "variables" },

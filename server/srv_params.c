@@ -2,9 +2,12 @@
 /* srv_params.c - fields that all requests for text share, and prompts as tokens. */
 #include "srv_fields.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
+#define PRIVATE_SALT 32u /* bytes, of a request that uses nothing cached */
 #define TOKENS_SLACK 16u /* beyond one a byte: what a normaliser or a BOS adds */
 
 static void get_sampling(srv_fields *f, kvd_sampler_params *p)
@@ -27,54 +30,113 @@ static void get_sampling(srv_fields *f, kvd_sampler_params *p)
     p->seed           = seed == -1 ? kvd_now_ns() : (uint64_t)seed; /* -1 says nothing */
 }
 
-static bool get_bias_entry(srv_fields *f, const char *name, const json_t *v, kvd_logit_bias *out)
+/* Gives the bias v to n tokens; `what` names them in an error. */
+static bool add_bias(srv_fields *f, kvd_sampler_params *p, kvd_logit_bias *bias, const int32_t *id,
+                     uint32_t n, const char *what, const json_t *v)
 {
-    char      *end;
-    const long id = strtol(name, &end, 10);
-    double     x  = json_number_value(v);
+    const double x = json_is_false(v) ? -100.0 : json_number_value(v);
 
-    if (*name < '0' || *name > '9' || *end || id >= (long)f->s->info.n_vocab)
+    if (!(json_is_number(v) || json_is_false(v)) || !(x >= -100.0 && x <= 100.0))
+        return srv_fields_bad(f, "logit_bias",
+                              "the bias of token %.32s is not a number in [-100, 100] (-100 or "
+                              "false: never)",
+                              what);
+    for (uint32_t i = 0; i < n; i++) {
+        if (p->n_bias == SRV_BIAS_MAX)
+            return srv_fields_bad(f, "logit_bias", "more tokens than can be, at most %u",
+                                  SRV_BIAS_MAX);
+        /* -100: never, as OpenAI has it */
+        bias[p->n_bias++] =
+            (kvd_logit_bias){ .token = id[i], .bias = x == -100.0 ? -1e9f : (float)x };
+    }
+    return true;
+}
+
+static bool add_bias_id(srv_fields *f, kvd_sampler_params *p, kvd_logit_bias *bias, json_int_t id,
+                        const char *what, const json_t *v)
+{
+    const int32_t token = (int32_t)id;
+
+    if (id < 0 || id >= f->s->info.n_vocab)
         return srv_fields_bad(f, "logit_bias",
                               "\"%.32s\" is none of this model's tokens, 0 to %u (/tokenize tells "
                               "those of a text)",
-                              name, f->s->info.n_vocab - 1);
-    if (!json_is_number(v) || !(x >= -100.0 && x <= 100.0))
-        return srv_fields_bad(f, "logit_bias",
-                              "the bias of token %ld is not a number in [-100, 100] (-100: never)",
-                              id);
-    *out = (kvd_logit_bias){ .token = (int32_t)id, .bias = (float)x };
-    if (x == -100.0) /* never, as OpenAI has it */
-        out->bias = -1e9f;
+                              what, f->s->info.n_vocab - 1);
+    return add_bias(f, p, bias, &token, 1, what, v);
+}
+
+/* By a text: a token's number in decimal, or a text whose tokens all get the bias. */
+static bool add_bias_text(srv_fields *f, kvd_sampler_params *p, kvd_logit_bias *bias,
+                          const char *text, const json_t *v)
+{
+    const char *digits = text + (*text == '-');
+    srv_input   in     = { 0 };
+    bool        ok;
+
+    if (!*digits || !digits[strspn(digits, "0123456789")])
+        return add_bias_id(f, p, bias, *digits ? strtoll(text, NULL, 10) : -1, text, v);
+    ok = srv_tokenize(f, text, strlen(text), NULL, 0, false, &in) &&
+         add_bias(f, p, bias, in.token, in.n, text, v);
+    kvd_free(in.token);
+    return ok;
+}
+
+/* llama-server's form: [[token or text, bias], ...]. */
+static bool get_bias_list(srv_fields *f, kvd_sampler_params *p, kvd_logit_bias *bias,
+                          const json_t *list)
+{
+    size_t  i;
+    json_t *pair;
+
+    json_array_foreach(list, i, pair)
+    {
+        const json_t *of = json_array_get(pair, 0), *v = json_array_get(pair, 1);
+        bool          ok;
+        char          what[24];
+
+        if (json_array_size(pair) != 2 || !(json_is_string(of) || json_is_integer(of)))
+            return srv_fields_bad(f, "logit_bias",
+                                  "entry %zu of the list is not [token or text, bias]", i);
+        snprintf(what, sizeof(what), "%lld", (long long)json_integer_value(of));
+        ok = json_is_string(of) ? add_bias_text(f, p, bias, json_string_value(of), v)
+                                : add_bias_id(f, p, bias, json_integer_value(of), what, v);
+        if (!ok)
+            return false;
+    }
     return true;
 }
 
 static void get_bias(srv_fields *f, kvd_sampler_params *p)
 {
     json_t         *o = srv_get(f->root, "logit_bias");
-    const size_t    n = json_object_size(o);
+    const size_t    n = json_is_array(o) ? json_array_size(o) : json_object_size(o);
     kvd_logit_bias *bias;
     const char     *name;
     json_t         *v;
 
-    if (o && !json_is_object(o) && !(json_is_array(o) && json_array_size(o) == 0))
-        srv_fields_bad(f, "logit_bias", "expected an object of biases by token: {\"15\": -100}");
+    if (o && !json_is_object(o) && !json_is_array(o))
+        srv_fields_bad(f, "logit_bias",
+                       "expected an object of biases by token, {\"15\": -100}, or a list of pairs");
     if (n == 0)
         return;
     if (n > SRV_BIAS_MAX) {
         srv_fields_bad(f, "logit_bias", "%zu entries, at most %u", n, SRV_BIAS_MAX);
         return;
     }
-    bias    = kvd_calloc(n, sizeof(*bias));
+    bias    = kvd_calloc(SRV_BIAS_MAX, sizeof(*bias));
     p->bias = bias;
     if (!bias) {
         srv_fields_full(f, "no memory for it");
         return;
     }
+    if (json_is_array(o)) {
+        get_bias_list(f, p, bias, o);
+        return;
+    }
     json_object_foreach(o, name, v)
     {
-        if (!get_bias_entry(f, name, v, &bias[p->n_bias]))
+        if (!add_bias_text(f, p, bias, name, v))
             return;
-        p->n_bias++;
     }
 }
 
@@ -122,6 +184,20 @@ static void get_salt(srv_fields *f, srv_request *r)
     r->n_salt = (uint32_t)len;
 }
 
+/* Without the cache a request has a salt that no other has. */
+static void get_cache(srv_fields *f, srv_request *r)
+{
+    bool cache = true;
+
+    get_salt(f, r);
+    srv_get_bool(f, f->root, "cache_prompt", &cache);
+    if (cache)
+        return;
+    if (getrandom(r->salt, PRIVATE_SALT, 0) != (ssize_t)PRIVATE_SALT)
+        srv_fields_full(f, "the system gives no random numbers");
+    r->n_salt = PRIVATE_SALT;
+}
+
 /* Of an answer's tokens; -1: the context alone is their limit. */
 static void get_limit(srv_fields *f, srv_request *r, const char *name)
 {
@@ -152,7 +228,7 @@ void srv_get_params(srv_fields *f, srv_request *r)
     r->sampling = f->s->p.sampling;
     get_sampling(f, &r->sampling);
     get_bias(f, &r->sampling);
-    get_salt(f, r);
+    get_cache(f, r);
     r->n     = 1;
     r->n_max = f->s->p.n_predict < 0 ? UINT32_MAX : (uint32_t)f->s->p.n_predict;
     get_limit(f, r, "n_predict");

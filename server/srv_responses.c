@@ -639,3 +639,15 @@ void srv_route_responses(srv *s, srv_call *c)
 {
     srv_submit(s, c, &shape);
 }
+
+void srv_route_input_tokens(srv *s, srv_call *c)
+{
+    srv_job *j = srv_read_job(s, c, get_request);
+
+    if (j) {
+        c->reply.status = 200;
+        kvd_buf_printf(&c->reply.body, "{\"object\":\"response.input_tokens\",\"input_tokens\":%u}",
+                       j->req.input[0].n);
+    }
+    srv_job_unref(j);
+}

@@ -30,6 +30,8 @@ const srv_route srv_routes[] = {
     { "POST", "/completions", false, true, srv_route_completion },
     { "POST", "/v1/responses", false, true, srv_route_responses },
     { "POST", "/responses", false, true, srv_route_responses },
+    { "POST", "/v1/responses/input_tokens", false, true, srv_route_input_tokens },
+    { "POST", "/completion", false, true, srv_route_native },
     { "POST", "/v1/messages", false, true, srv_route_messages },
     { "POST", "/v1/messages/count_tokens", false, true, srv_route_count },
     { "GET", "/tokenizer_info", false, false, srv_route_tokenizer },
@@ -49,7 +51,6 @@ const uint32_t srv_n_route = KVD_COUNTOF(srv_routes);
 static const struct {
     const char *path, *say;
 } elsewhere[] = {
-    { "/completion", "/v1/completions goes on with a text, in OpenAI's shape" },
     { "/infill", "only /v1/completions, which goes on with a text" },
     { "/embedding", NO_EMBEDDINGS },
     { "/embeddings", NO_EMBEDDINGS },

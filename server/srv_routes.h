@@ -9,6 +9,8 @@
 void srv_route_chat(srv *s, srv_call *c);
 void srv_route_completion(srv *s, srv_call *c);
 void srv_route_responses(srv *s, srv_call *c);
+void srv_route_input_tokens(srv *s, srv_call *c);
+void srv_route_native(srv *s, srv_call *c);
 void srv_route_messages(srv *s, srv_call *c);
 void srv_route_count(srv *s, srv_call *c);
 void srv_route_tokenizer(srv *s, srv_call *c);

@@ -572,6 +572,19 @@ kvd_status srv_sched_begin(srv_engine *e, srv_slot *s, bool skip, kvd_err *err)
     return st;
 }
 
+/* The first note of how far a prompt is: as far as it was cached. */
+static void tell_cached(srv_engine *e, srv_gen *g)
+{
+    srv_event *ev = srv_event_new(SRV_EVENT_PROGRESS, g->choice, NULL, 0, 0);
+
+    if (ev) {
+        ev->n_done = ev->n_cached = g->n_kept;
+        ev->n_total               = g->n_prompt;
+        ev->ns                    = kvd_now_ns() - g->start_ns;
+    }
+    srv_tell(e, g->job, ev);
+}
+
 /* What is known of the prompt is there. */
 /* Its first event says how much of the prompt is cached, which is known here. */
 static void begin_evaluation(srv_engine *e, srv_slot *s, srv_gen *g)
@@ -591,6 +604,8 @@ static void begin_evaluation(srv_engine *e, srv_slot *s, srv_gen *g)
         if (ev)
             ev->n_cached = s->n;
         srv_tell(e, g->job, ev);
+        if (g->job->req.progress)
+            tell_cached(e, g);
     }
     if (new && g->job->req.echo && !g->echo)
         srv_gen_tell_echo(g, e);

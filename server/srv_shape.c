@@ -86,6 +86,7 @@ void srv_put_head(const srv *s, const srv_job *j, const char *object, kvd_buf *b
     kvd_buf_printf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", j->id, object,
                    (long long)j->created);
     srv_put_text(b, s->name);
+    kvd_buf_printf(b, ",\"system_fingerprint\":\"kvdrive-%s\"", kvd_version());
 }
 
 void srv_put_tail(const srv_job *j, kvd_buf *b)
@@ -178,6 +179,17 @@ void srv_put_token_bytes(const srv *s, int32_t id, kvd_buf *b)
     for (size_t i = 0; i < len; i++)
         kvd_buf_printf(b, "%s%u", i ? "," : "", (unsigned)(unsigned char)text[i]);
     kvd_buf_putc(b, ']');
+}
+
+void srv_put_piece(const srv *s, int32_t id, kvd_buf *b)
+{
+    size_t      len;
+    const char *text = kvd_token_bytes(s->model, id, &len);
+
+    if (is_utf8(text, len))
+        srv_put_string(b, text, len);
+    else
+        srv_put_token_bytes(s, id, b);
 }
 
 /* JSON has no infinities: a token that cannot be has -9999, as with OpenAI. */

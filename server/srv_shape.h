@@ -48,6 +48,8 @@ void srv_put_extras(const srv_job *j, kvd_buf *b);
 /* A token's text as a JSON string; its bytes as an array. */
 void srv_put_token(const srv *s, int32_t id, kvd_buf *b);
 void srv_put_token_bytes(const srv *s, int32_t id, kvd_buf *b);
+/* The text as a JSON string, or its bytes where it is none. */
+void srv_put_piece(const srv *s, int32_t id, kvd_buf *b);
 void srv_put_logprob(float x, kvd_buf *b);
 /* ,"name":... of a function, by the name that the template was shown (srv_namespace.c); behind its
  * "namespace" where it has one */

@@ -15,7 +15,7 @@ static void put_tokens(const srv *s, const srv_input *in, bool pieces, bool stri
             continue;
         }
         kvd_buf_printf(b, "{\"id\":%d,\"piece\":", in->token[i]);
-        srv_put_token(s, in->token[i], b);
+        srv_put_piece(s, in->token[i], b);
         kvd_buf_putc(b, '}');
     }
     kvd_buf_printf(b, "],\"count\":%u,\"max_model_len\":%u,\"token_strs\":", in->n, s->plan.n_ctx);

@@ -54,7 +54,7 @@ def test_other_servers_routes():
         assert a["object"] == "response" and a["output"], a
         assert s.get("/models") == s.get("/v1/models")
         assert s.get("/v1/health") == {"status": "ok"}
-        for path, told in (("/completion", "/v1/completions"), ("/infill", "/v1/completions"),
+        for path, told in (("/infill", "/v1/completions"),
                            ("/embedding", "no embeddings"), ("/embeddings", "no embeddings"),
                            ("/v1/embeddings", "no embeddings"), ("/pooling", "no embeddings"),
                            ("/rerank", "nothing is ranked"), ("/reranking", "nothing is ranked"),
@@ -110,8 +110,8 @@ def test_model_by_name():
         assert "%00" in s.get("/v1/models/tiny%00", want=400)["error"]["message"]
         assert 'no model "a"b"' in s.get("/v1/models/a%22b", want=404)["error"]["message"]
     with Server("--alias", "org/a b") as s:  # as it is, and as clients write it
-        for name in ("org/a%20b", "org%2Fa%20b"):
-            assert s.get(f"/v1/models/{name}")["id"] == "org/a b"
+        for name in ("org/a-b", "org%2Fa%2Db"):
+            assert s.get(f"/v1/models/{name}")["id"] == "org/a-b"
         assert s.get("/v1/models/tiny", want=404)["error"]["code"] == "model_not_found"
 
 
@@ -292,7 +292,7 @@ WRONG = [  # field, value
     ("temperature", "hot"), ("temperature", 1e9), ("top_p", 1.1), ("top_p", -1), ("min_p", 2),
     ("top_k", 0.5), ("n", 0), ("n", 1000), ("stream", "yes"), ("seed", "x"),
     ("presence_penalty", 3), ("frequency_penalty", -3), ("stop", [""]), ("stop", [1]),
-    ("stop", ["x"] * 17), ("stop", "x" * 300), ("logit_bias", {"a": 1}), ("logit_bias", [1]),
+    ("stop", ["x"] * 17), ("stop", "x" * 300), ("logit_bias", {"": 1}), ("logit_bias", [1]),
     ("logit_bias", {"1": 101}), ("logit_bias", {"264": 1}), ("logit_bias", {"-1": 1}),
     ("logit_bias", {str(i % 264) + "": 1 for i in range(264)} | {"999999": 1}),
     ("model", 3), ("cache_salt", ""), ("cache_salt", 5), ("cache_salt", "x" * 257),
