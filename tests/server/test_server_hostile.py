@@ -113,10 +113,12 @@ def test_values_of_a_body():
             body = '{"content":"x","unknown":[' + text * (10 << 20) + "0]}"
             assert "values" in s.error("/tokenize", body, None)["message"]
         # calls' arguments are JSON in strings: text, where they would be too many
-        s.post(CHAT, chat + calls % ",".join([call % ("[]," * 200000)] * 40))
+        body = chat + calls % ",".join([call % ("[]," * 200000)] * 40)
+        assert s.error(CHAT, body, "messages")["code"] == "context_length_exceeded"
         call = {"type": "function_call", "call_id": "1", "name": "f",
                 "arguments": '{"a":[' + "[]," * lists + "0]}"}
-        s.post("/v1/responses", {"max_output_tokens": 1, "input": [call]})
+        error = s.error("/v1/responses", {"max_output_tokens": 1, "input": [call]}, "input")
+        assert error["code"] == "context_length_exceeded"
         if SLOW == 1:  # sanitizers keep what was freed
             assert s.rss_kib() - rss < 500 << 10, (s.rss_kib(), rss)
 
