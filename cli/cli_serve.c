@@ -145,26 +145,30 @@ static void take_sampling(kvd_sampler_params *p, const kvd_opts *o)
 
 static void take_params(server_params *p, const kvd_opts *o)
 {
-    *p              = (server_params){ 0 };
-    p->host         = kvd_opts_text(o, "host");
-    p->port         = (uint16_t)kvd_opts_int(o, "port");
-    p->open         = kvd_opts_flag(o, "without-key");
-    p->reasoning    = strcmp(kvd_opts_text(o, "reasoning-format"), "auto") == 0;
-    p->origin       = kvd_opts_text(o, "cors-origin");
-    p->name         = kvd_opts_text(o, "alias");
-    p->n_predict    = kvd_opts_int(o, "predict");
-    p->n_queue      = (uint32_t)kvd_opts_int(o, "queue");
-    p->n_connection = (uint32_t)kvd_opts_int(o, "connections");
-    p->body_bytes   = kvd_opts_size(o, "body-limit");
-    p->keepalive_s  = kvd_opts_num(o, "keepalive");
-    p->gap_ms       = kvd_opts_num(o, "max-gap");
-    p->read_s       = kvd_opts_num(o, "read-timeout");
-    p->idle_s       = kvd_opts_num(o, "idle-timeout");
-    p->stall_s      = kvd_opts_num(o, "stall-timeout");
-    p->grace_s      = kvd_opts_num(o, "grace");
-    p->cached       = kvd_opts_text(o, "cache-dir") != NULL;
-    p->words        = cli_name_options;
-    p->log_json     = strcmp(kvd_opts_text(o, "log-format"), "json") == 0;
+    *p               = (server_params){ 0 };
+    p->host          = kvd_opts_text(o, "host");
+    p->port          = (uint16_t)kvd_opts_int(o, "port");
+    p->open          = kvd_opts_flag(o, "without-key");
+    p->reasoning     = strcmp(kvd_opts_text(o, "reasoning-format"), "auto") == 0;
+    p->thinking      = strcmp(kvd_opts_text(o, "reasoning"), "on") == 0    ? 1
+                       : strcmp(kvd_opts_text(o, "reasoning"), "off") == 0 ? -1
+                                                                           : 0;
+    p->parse_special = kvd_opts_flag(o, "parse-special");
+    p->origin        = kvd_opts_text(o, "cors-origin");
+    p->name          = kvd_opts_text(o, "alias");
+    p->n_predict     = kvd_opts_int(o, "predict");
+    p->n_queue       = (uint32_t)kvd_opts_int(o, "queue");
+    p->n_connection  = (uint32_t)kvd_opts_int(o, "connections");
+    p->body_bytes    = kvd_opts_size(o, "body-limit");
+    p->keepalive_s   = kvd_opts_num(o, "keepalive");
+    p->gap_ms        = kvd_opts_num(o, "max-gap");
+    p->read_s        = kvd_opts_num(o, "read-timeout");
+    p->idle_s        = kvd_opts_num(o, "idle-timeout");
+    p->stall_s       = kvd_opts_num(o, "stall-timeout");
+    p->grace_s       = kvd_opts_num(o, "grace");
+    p->cached        = kvd_opts_text(o, "cache-dir") != NULL;
+    p->words         = cli_name_options;
+    p->log_json      = strcmp(kvd_opts_text(o, "log-format"), "json") == 0;
     take_sampling(&p->sampling, o);
 }
 

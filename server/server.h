@@ -30,6 +30,8 @@ typedef struct server_params {
     double   grace_s; /* that requests have when the server is told to stop */
     bool     cached;  /* the session has a prefix cache */
     bool     reasoning; /* is told apart from the answer's text, where the template has a form */
+    int      thinking;  /* of requests that do not say: 1: yes, -1: no, 0: as the template has it */
+    bool     parse_special; /* requests may ask for special tokens in raw text */
     bool     log_json;
     /* A message of the library in the log's words, in out[SERVER_WORDS_BYTES]; NULL: as it is */
     const char *(*words)(const char *msg, char *out);

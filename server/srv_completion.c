@@ -10,7 +10,7 @@
 static const char *const names[] = { SRV_PARAM_NAMES, "prompt", "max_tokens",
                                      "max_completion_tokens", "stop", "n", "stream_options",
                                      "logprobs", "echo", "response_format", "return_progress",
-                                     "best_of",
+                                     "best_of", "parse_special",
                                      /* nothing to do for this */
                                      "user" };
 
@@ -184,7 +184,7 @@ static bool get_ids(srv_fields *f, const json_t *list, srv_input *in)
 static bool get_input(srv_fields *f, const json_t *v, srv_input *in)
 {
     if (json_is_string(v))
-        return srv_tokenize(f, json_string_value(v), json_string_length(v), NULL, 0, true, in);
+        return srv_tokenize_raw(f, v, true, in);
     if (json_is_array(v))
         return get_ids(f, v, in);
     return srv_fields_bad(f, "prompt", "expected a text, a list of texts, or of tokens");

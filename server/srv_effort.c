@@ -4,7 +4,9 @@
  * long it shall answer, which no template knows. */
 #include "srv_fields.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #define EFFORTS "none, minimal, low, medium, high, xhigh, max"
 
@@ -70,6 +72,33 @@ static bool add_thinking(srv_fields *f, json_t *vars, const json_t *o)
            (budget < 0 || set(f, vars, "thinking_budget", json_integer(budget)));
 }
 
+/* What the server's owner has said, where the request says nothing. */
+static bool add_default_thinking(srv_fields *f, json_t *vars)
+{
+    static const char *const said[] = { "enable_thinking", "thinking", "reasoning_effort",
+                                        "thinking_budget" };
+
+    for (size_t i = 0; i < KVD_COUNTOF(said); i++)
+        if (json_object_get(vars, said[i]))
+            return true;
+    return f->s->p.thinking == 0 || set_thinking(f, vars, f->s->p.thinking > 0);
+}
+
+/* Today, as Llama 3's templates write it: 05 Mar 2026. */
+static bool add_date(srv_fields *f, json_t *vars)
+{
+    static const char months[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    const time_t      now      = time(NULL);
+    struct tm         tm;
+    char              text[32];
+
+    if (!localtime_r(&now, &tm))
+        return true;
+    snprintf(text, sizeof(text), "%02d %.3s %d", tm.tm_mday, months + 3 * (size_t)tm.tm_mon,
+             tm.tm_year + 1900);
+    return set(f, vars, "date_string", json_string(text));
+}
+
 json_t *srv_template_vars(srv_fields *f)
 {
     const json_t *given = srv_get_object(f, f->root, "chat_template_kwargs");
@@ -86,7 +115,9 @@ json_t *srv_template_vars(srv_fields *f)
                    "output_config.effort");
         add_thinking(f, vars, srv_get_object(f, f->root, "thinking"));
     }
-    if (f->bad || json_object_size(vars) == 0) {
+    add_default_thinking(f, vars);
+    add_date(f, vars);
+    if (f->bad) {
         json_decref(vars);
         return NULL;
     }

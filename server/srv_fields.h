@@ -123,6 +123,10 @@ json_t *srv_parse_json(srv_fields *f, const char *text, size_t len);
 /* Tokens of a text, specials inside the spans only; owned by the caller. */
 bool srv_tokenize(srv_fields *f, const char *text, size_t len, const kvd_span *spans, size_t n_span,
                   bool bos, srv_input *out);
+/* The field parse_special, which the server's owner allows.  The same of a string that is no chat,
+ * where it may ask for special tokens everywhere. */
+bool srv_get_special(srv_fields *f, bool *out);
+bool srv_tokenize_raw(srv_fields *f, const json_t *text, bool bos, srv_input *out);
 /* srv_template.c: what the server's template shows, at its start; then messages (checked) and tools
  * for it: a list that the caller owns, NULL: an error is told.  *tools: NULL where the messages say
  * them. */

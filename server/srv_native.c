@@ -6,7 +6,7 @@
 
 static const char *const names[] = { SRV_PARAM_NAMES, "prompt", "max_tokens",
                                      "max_completion_tokens", "stop", "n_probs", "return_tokens",
-                                     "return_progress", "response_format",
+                                     "return_progress", "response_format", "parse_special",
                                      /* nothing to do for these */
                                      "id_slot", "n_cache_reuse", "user" };
 

@@ -88,6 +88,7 @@ static const srv_refused others[] = {
     { "parallel_tool_calls", "true",
       "only /v1/chat/completions and /v1/responses have it: in /v1/messages use "
       "disable_parallel_tool_use in tool_choice" },
+    { "parse_special", "false", "only /v1/completions, /completion and /tokenize have it" },
     { "parse_tool_calls", "true", "answers with tools are always taken apart: leave tools out" },
     { "post_sampling_probs", "false",
       "logprobs are the model's own, before sampling: leave it out" },

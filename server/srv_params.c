@@ -260,3 +260,23 @@ bool srv_tokenize(srv_fields *f, const char *text, size_t len, const kvd_span *s
     out->n = (uint32_t)n;
     return srv_fields_status(f, NULL, st, &err);
 }
+
+bool srv_get_special(srv_fields *f, bool *out)
+{
+    srv_get_bool(f, f->root, "parse_special", out);
+    if (*out && !f->s->p.parse_special)
+        srv_fields_bad(f, "parse_special",
+                       "a client's text never becomes special tokens, unless the server runs with "
+                       "--parse-special: leave it out");
+    return !f->bad;
+}
+
+bool srv_tokenize_raw(srv_fields *f, const json_t *text, bool bos, srv_input *out)
+{
+    const size_t   len     = json_string_length(text);
+    const kvd_span all     = { 0, len };
+    bool           special = false;
+
+    return srv_get_special(f, &special) &&
+           srv_tokenize(f, json_string_value(text), len, &all, special, bos, out);
+}

@@ -52,28 +52,29 @@ static bool tokenize(srv_fields *f, srv_input *in)
     const json_t *content = srv_get(f->root, "content"), *prompt = srv_get(f->root, "prompt");
     const json_t *text = prompt ? prompt : content;
     const char   *name = prompt ? "prompt" : "content";
-    bool          bos  = prompt != NULL;
+    bool          bos = prompt != NULL, special = false;
 
     srv_get_bool(f, f->root, "add_special", &bos);
     srv_get_bool(f, f->root, "add_special_tokens", &bos);
+    if (!srv_get_special(f, &special))
+        return false;
     if (content && prompt)
         return srv_fields_bad(f, "prompt", "not together with content");
     if (!json_is_string(text))
         return srv_fields_bad(f, name, "%sexpected a string", text ? "" : "is missing: ");
     if (f->bad || (prompt && !bos && is_special(f, prompt, in)))
         return !f->bad;
-    return srv_tokenize(f, json_string_value(text), json_string_length(text), NULL, 0, bos, in);
+    return srv_tokenize_raw(f, text, bos, in);
 }
 
 void srv_route_tokenize(srv *s, srv_call *c)
 {
-    static const char *const names[]   = { "content",          "add_special",
-                                           "with_pieces",      "model",
-                                           "prompt",           "add_special_tokens",
-                                           "return_token_strs" };
+    static const char *const names[] = {
+        "content", "add_special",        "with_pieces",       "model",
+        "prompt",  "add_special_tokens", "return_token_strs", "parse_special"
+    };
     static const srv_refused refused[] = {
-        { "messages", "", "use content; /v1/messages/count_tokens counts those of messages" },
-        { "parse_special", "false", "a client's text never becomes special tokens: leave it out" }
+        { "messages", "", "use content; /v1/messages/count_tokens counts those of messages" }
     };
     srv_fields f;
     srv_input  in     = { 0 };

@@ -87,6 +87,10 @@ left|--no-slots|GET /slots
 left|--props|GET /props
 left|--webui|page at /
 left|--no-webui|page at /
+left|--no-ui|page at /
+left|--swa-full|nothing of a sequence
+left|--spec-type ngram-mod|tokens are not drafted
+left|--no-cache-idle-slots|idle sequences keep
 left|--jinja|always Jinja
 left|--no-jinja|always Jinja
 left|-cb|share a batch
@@ -110,8 +114,8 @@ refused|--mmproj file|text alone
 refused|-md file|drafts
 left|--cache-ram 2048|--cache-dir
 left|-cram 2048|--cache-dir
-left|--cache-prompt|cache_salt
-left|--no-cache-prompt|cache_salt
+left|--cache-prompt|cache_prompt: false
+left|--no-cache-prompt|cache_prompt: false
 left|--ctx-checkpoints 3|dropped
 left|-sps 0.5|holds most
 left|-ot exps=CPU|one device

@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What clients written for llama-server and vLLM send and read."""
+import pathlib
+import tempfile
+import time
+
 from kvserver import Server, main
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -112,6 +116,45 @@ def test_models():
         for path, ask in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "x"})):
             a = s.post(path, {**ask, "max_tokens": 1})
             assert a["system_fingerprint"].startswith("kvdrive-"), a
+
+
+def test_template_defaults():
+    with tempfile.TemporaryDirectory() as d:
+        form = pathlib.Path(d) / "form.jinja"
+        form.write_text("{{ enable_thinking is defined and enable_thinking }} "
+                        "{{ enable_thinking is defined }} {{ date_string }}"
+                        "{% for m in messages %}{{ m.content }}{% endfor %}")
+        for word, want in (("auto", "False False"), ("on", "True True"), ("off", "False True")):
+            with Server("--chat-template", str(form), "--reasoning", word) as s:
+                days = [time.strftime("%d %b %Y")]
+                got = s.post("/apply-template", {"messages": HELLO})["prompt"]
+                days.append(time.strftime("%d %b %Y"))
+                assert got in [f"{want} {day}hello" for day in days], got
+                own = {"enable_thinking": word == "off", "date_string": "x"}
+                got = s.post("/apply-template", {"messages": HELLO, "chat_template_kwargs": own})
+                assert got["prompt"] == f"{word == 'off'} True xhello", got
+
+
+def test_special():
+    for allowed in (False, True):
+        with Server(*(["--parse-special"] if allowed else [])) as s:
+            end = s.get("/tokenizer_info")["eos_token"]
+            ask = {"content": end + "a", "parse_special": True}
+            raw = {"prompt": end + "a", "max_tokens": 1, "parse_special": True}
+            if not allowed:
+                for path, body in (("/tokenize", ask), (TEXT, raw), (NATIVE, raw)):
+                    s.error(path, body, "parse_special")
+                s.error(CHAT, {"messages": HELLO, "parse_special": True}, "parse_special")
+                s.error("/tokenize", {"prompt": end, "add_special_tokens": False,
+                                      "parse_special": True}, "parse_special")
+                s.error("/tokenize", {"prompt": "a", "parse_special": 1}, "parse_special")
+                assert len(s.post("/tokenize", {**ask, "parse_special": False})["tokens"]) > 2
+                continue
+            tokens = s.post("/tokenize", ask)["tokens"]
+            assert len(tokens) == 2 and tokens[1] == 97, tokens
+            a, b = (s.post(NATIVE, {**raw, "parse_special": x})["tokens_evaluated"]
+                    for x in (True, False))
+            assert b > a <= 3, (a, b)
 
 
 if __name__ == "__main__":
