@@ -155,6 +155,7 @@ static void take_params(server_params *p, const kvd_opts *o)
                                                                            : 0;
     p->parse_special = kvd_opts_flag(o, "parse-special");
     p->origin        = kvd_opts_text(o, "cors-origin");
+    p->path          = kvd_opts_text(o, "model");
     p->name          = kvd_opts_text(o, "alias");
     p->n_predict     = kvd_opts_int(o, "predict");
     p->n_queue       = (uint32_t)kvd_opts_int(o, "queue");

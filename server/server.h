@@ -14,6 +14,7 @@ typedef struct server_params {
     const char *key;    /* that requests must carry; NULL: none */
     bool        open;   /* beyond loopback without a key, as was asked for */
     const char *origin; /* of web pages that may call: one, or "*"; NULL: none */
+    const char *path;   /* of the model's file, as it was given */
     const char *name;   /* of the model in answers; NULL: the file's */
 
     kvd_sampler_params sampling;  /* of requests that do not say */

@@ -100,15 +100,17 @@ void srv_route_tokenizer(srv *s, srv_call *c)
     kvd_buf_putc(b, '}');
 }
 
-static void put_sampling(const kvd_sampler_params *p, kvd_buf *b)
+static void put_defaults(const srv *s, kvd_buf *b)
 {
-    kvd_buf_printf(
-        b,
-        "{\"temperature\":%g,\"top_k\":%d,\"top_p\":%g,\"min_p\":%g,\"repeat_penalty\":%g,"
-        "\"presence_penalty\":%g,\"frequency_penalty\":%g,\"repeat_last_n\":%d}",
-        (double)p->temperature, p->top_k, (double)p->top_p, (double)p->min_p,
-        (double)p->repeat_penalty, (double)p->presence_penalty, (double)p->frequency_penalty,
-        p->penalty_last_n);
+    const kvd_sampler_params *p = &s->p.sampling;
+
+    kvd_buf_printf(b,
+                   "{\"n_ctx\":%u,\"temperature\":%g,\"top_k\":%d,\"top_p\":%g,\"min_p\":%g,"
+                   "\"repeat_penalty\":%g,"
+                   "\"presence_penalty\":%g,\"frequency_penalty\":%g,\"repeat_last_n\":%d}",
+                   s->plan.n_ctx, (double)p->temperature, p->top_k, (double)p->top_p,
+                   (double)p->min_p, (double)p->repeat_penalty, (double)p->presence_penalty,
+                   (double)p->frequency_penalty, p->penalty_last_n);
 }
 
 void srv_route_props(srv *s, srv_call *c)
@@ -118,6 +120,14 @@ void srv_route_props(srv *s, srv_call *c)
     c->reply.status = 200;
     kvd_buf_printf(b, "{\"version\":\"%s\",\"model\":", kvd_version());
     srv_put_text(b, s->name);
+    kvd_buf_printf(b, ",\"build_info\":\"kvdrive-%s\",\"model_alias\":", kvd_version());
+    srv_put_text(b, s->name);
+    kvd_buf_puts(b, ",\"model_path\":");
+    srv_put_text(b, s->p.path);
+    kvd_buf_putc(b, ',');
+    put_special(s, "bos_token", s->info.bos_token, b);
+    kvd_buf_putc(b, ',');
+    put_special(s, "eos_token", s->info.eos_token, b);
     kvd_buf_puts(b, ",\"architecture\":");
     srv_put_text(b, s->info.arch);
     kvd_buf_puts(b, ",\"backend\":");
@@ -130,7 +140,7 @@ void srv_route_props(srv *s, srv_call *c)
                    (unsigned long long)s->plan.kv_device_bytes,
                    (unsigned long long)s->plan.kv_host_bytes,
                    s->plan.kv_resident ? "true" : "false");
-    put_sampling(&s->p.sampling, b);
+    put_defaults(s, b);
     kvd_buf_puts(b, ",\"chat_template\":");
     if (s->info.chat_template)
         srv_put_text(b, s->info.chat_template);

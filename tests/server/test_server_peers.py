@@ -113,6 +113,11 @@ def test_models():
         m = s.get("/v1/models")["data"][0]
         assert m["id"] == "my-own-model" and m["max_model_len"] == m["meta"]["n_ctx"] == 4000, m
         assert s.get("/v1/models/my-own-model") == m
+        p = s.get("/props")
+        assert p["model_alias"] == "my-own-model" and p["model_path"].endswith(".gguf"), p
+        assert p["default_generation_settings"]["n_ctx"] == 4000, p
+        assert p["eos_token"] == s.get("/tokenizer_info")["eos_token"], p
+        assert p["build_info"] == "kvdrive-" + p["version"], p
         for path, ask in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "x"})):
             a = s.post(path, {**ask, "max_tokens": 1})
             assert a["system_fingerprint"].startswith("kvdrive-"), a
