@@ -102,7 +102,7 @@ static void whole(srv *s, const srv_job *j, const srv_answer *a, kvd_buf *b)
     put_stop(j, a, b);
     kvd_buf_puts(b, ",\"usage\":");
     put_usage(j, b);
-    srv_put_extras(j, b);
+    srv_put_debug(j, b);
     kvd_buf_putc(b, '}');
 }
 
@@ -178,7 +178,7 @@ static void put_end(const srv_job *j, kvd_buf *b)
     put_stop(j, &j->answer, b);
     kvd_buf_puts(b, "},\"usage\":");
     put_usage(j, b);
-    srv_put_extras(j, b);
+    srv_put_debug(j, b);
     srv_typed_end(b);
     srv_typed_begin("message_stop", b);
     srv_typed_end(b);

@@ -74,6 +74,11 @@ void srv_put_extras(const srv_job *j, kvd_buf *b)
 {
     kvd_buf_puts(b, ",\"timings\":");
     put_timings(j, b);
+    srv_put_debug(j, b);
+}
+
+void srv_put_debug(const srv_job *j, kvd_buf *b)
+{
     if (!j->req.debug_cache)
         return;
     kvd_buf_printf(b, ",\"debug_cache\":{\"first_differing_token\":%u,\"text\":", j->usage.miss_at);

@@ -45,6 +45,8 @@ uint64_t srv_n_cached(const srv_usage *u);
 void     srv_put_tiers(const srv_usage *u, kvd_buf *b);
 /* ,"timings":...  and what debug_cache asked for, behind usage */
 void srv_put_extras(const srv_job *j, kvd_buf *b);
+/* The latter alone, for a shape that has no timings. */
+void srv_put_debug(const srv_job *j, kvd_buf *b);
 /* A token's text as a JSON string; its bytes as an array. */
 void srv_put_token(const srv *s, int32_t id, kvd_buf *b);
 void srv_put_token_bytes(const srv *s, int32_t id, kvd_buf *b);

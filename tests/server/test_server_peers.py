@@ -120,7 +120,12 @@ def test_models():
         assert p["build_info"] == "kvdrive-" + p["version"], p
         for path, ask in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "x"})):
             a = s.post(path, {**ask, "max_tokens": 1})
-            assert a["system_fingerprint"].startswith("kvdrive-"), a
+            assert a["system_fingerprint"].startswith("kvdrive-") and a["timings"], a
+        ask = {"messages": HELLO, "max_tokens": 1, "debug_cache": True}
+        a = s.post("/v1/messages", ask)
+        assert "timings" not in a and "debug_cache" in a, a
+        events = list(s.stream("/v1/messages", {**ask, "stream": True}))
+        assert events and not [e for e in events if "timings" in e], events
 
 
 def test_template_defaults():
