@@ -95,6 +95,8 @@ int cli_choice(const char *list, const char *word);
 bool cli_parse_budget(const char *text, kvd_attention_params *a);
 /* The kind of index of --index, or the default beside --kv-record. */
 const char *cli_index_name(const kvd_opts *o);
+/* All but the seed and biases.  Sequence breakers are the options'. */
+void       cli_take_sampling(kvd_sampler_params *p, const kvd_opts *o);
 kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opts *o, kvd_err *err);
 
 /* Whole file (or "-": standard input) into b; at most max_bytes. */

@@ -391,25 +391,53 @@ const char *cli_index_name(const kvd_opts *o)
     return values && !kvd_opts_given(o, "index") ? "quant-k" : kvd_opts_text(o, "index");
 }
 
+static void take_dry(kvd_sampler_params *p, const kvd_opts *o)
+{
+    const kvd_opt_value *breaker = kvd_opts_get(o, "dry-sequence-breaker");
+
+    p->dry_multiplier     = (float)kvd_opts_num(o, "dry-multiplier");
+    p->dry_base           = (float)kvd_opts_num(o, "dry-base");
+    p->dry_allowed_length = (int32_t)kvd_opts_int(o, "dry-allowed-length");
+    p->dry_penalty_last_n = (int32_t)kvd_opts_int(o, "dry-penalty-last-n");
+    if (breaker->n_list) {
+        p->dry_breaker   = (const char *const *)breaker->list;
+        p->n_dry_breaker = breaker->n_list;
+        if (breaker->n_list == 1 && strcmp(breaker->list[0], "none") == 0)
+            p->n_dry_breaker = 0;
+    }
+}
+
+void cli_take_sampling(kvd_sampler_params *p, const kvd_opts *o)
+{
+    const float temp = (float)kvd_opts_num(o, "temp");
+
+    *p                   = (kvd_sampler_params)KVD_SAMPLER_PARAMS_INIT;
+    p->temperature       = temp > 0.0f ? temp : 0.0f;
+    p->top_k             = (int32_t)kvd_opts_int(o, "top-k");
+    p->top_p             = (float)kvd_opts_num(o, "top-p");
+    p->min_p             = (float)kvd_opts_num(o, "min-p");
+    p->typical_p         = (float)kvd_opts_num(o, "typical");
+    p->top_n_sigma       = (float)kvd_opts_num(o, "top-nsigma");
+    p->xtc_probability   = (float)kvd_opts_num(o, "xtc-probability");
+    p->xtc_threshold     = (float)kvd_opts_num(o, "xtc-threshold");
+    p->repeat_penalty    = (float)kvd_opts_num(o, "repeat-penalty");
+    p->presence_penalty  = (float)kvd_opts_num(o, "presence-penalty");
+    p->frequency_penalty = (float)kvd_opts_num(o, "frequency-penalty");
+    p->penalty_last_n    = (int32_t)kvd_opts_int(o, "repeat-last-n");
+    take_dry(p, o);
+}
+
 kvd_status cli_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_opts *o, kvd_err *err)
 {
     kvd_sampler_params   p    = KVD_SAMPLER_PARAMS_INIT;
     kvd_buf              bias = { 0 };
     const kvd_opt_value *text = kvd_opts_get(o, "logit-bias");
     const int64_t        seed = kvd_opts_int(o, "seed");
-    const float          temp = (float)kvd_opts_num(o, "temp");
     kvd_status           st   = KVD_OK;
 
-    *out                = NULL;
-    p.temperature       = temp > 0.0f ? temp : 0.0f;
-    p.top_k             = (int32_t)kvd_opts_int(o, "top-k");
-    p.top_p             = (float)kvd_opts_num(o, "top-p");
-    p.min_p             = (float)kvd_opts_num(o, "min-p");
-    p.repeat_penalty    = (float)kvd_opts_num(o, "repeat-penalty");
-    p.presence_penalty  = (float)kvd_opts_num(o, "presence-penalty");
-    p.frequency_penalty = (float)kvd_opts_num(o, "frequency-penalty");
-    p.penalty_last_n    = (int32_t)kvd_opts_int(o, "repeat-last-n");
-    p.seed              = seed >= 0 ? (uint64_t)seed : kvd_now_ns();
+    *out = NULL;
+    cli_take_sampling(&p, o);
+    p.seed = seed >= 0 ? (uint64_t)seed : kvd_now_ns();
     for (uint32_t i = 0; st == KVD_OK && i < text->n_list; i++)
         st = parse_bias(text->list[i], &bias, err);
     p.bias   = (const kvd_logit_bias *)(const void *)bias.data;

@@ -130,19 +130,6 @@ static kvd_status check_origin(const kvd_opts *o, kvd_err *err)
     return KVD_OK;
 }
 
-static void take_sampling(kvd_sampler_params *p, const kvd_opts *o)
-{
-    *p                   = (kvd_sampler_params)KVD_SAMPLER_PARAMS_INIT;
-    p->temperature       = kvd_opts_num(o, "temp") > 0.0 ? (float)kvd_opts_num(o, "temp") : 0.0f;
-    p->top_k             = (int32_t)kvd_opts_int(o, "top-k");
-    p->top_p             = (float)kvd_opts_num(o, "top-p");
-    p->min_p             = (float)kvd_opts_num(o, "min-p");
-    p->repeat_penalty    = (float)kvd_opts_num(o, "repeat-penalty");
-    p->presence_penalty  = (float)kvd_opts_num(o, "presence-penalty");
-    p->frequency_penalty = (float)kvd_opts_num(o, "frequency-penalty");
-    p->penalty_last_n    = (int32_t)kvd_opts_int(o, "repeat-last-n");
-}
-
 static void take_params(server_params *p, const kvd_opts *o)
 {
     *p               = (server_params){ 0 };
@@ -170,7 +157,7 @@ static void take_params(server_params *p, const kvd_opts *o)
     p->cached        = kvd_opts_text(o, "cache-dir") != NULL;
     p->words         = cli_name_options;
     p->log_json      = strcmp(kvd_opts_text(o, "log-format"), "json") == 0;
-    take_sampling(&p->sampling, o);
+    cli_take_sampling(&p->sampling, o);
 }
 
 kvd_status cli_serve_params(kvd_session_params *p, kvd_attention_params *a, const kvd_opts *o,

@@ -720,6 +720,16 @@ typedef struct kvd_sampler_params {
     uint64_t              seed;
     const kvd_logit_bias *bias; /* copied */
     size_t                n_bias;
+    float                 typical_p;       /* <= 0 or >= 1: off */
+    float                 top_n_sigma;     /* standard deviations below the best; <= 0: off */
+    float                 xtc_probability; /* <= 0: off */
+    float                 xtc_threshold;   /* > 0.5: off */
+    float                 dry_multiplier;  /* 0: off; else the sampler borrows the model */
+    float                 dry_base;        /* >= 1 */
+    int32_t               dry_allowed_length;
+    int32_t               dry_penalty_last_n; /* tokens looked back at; 0: off, -1: 2^20 */
+    const char *const    *dry_breaker; /* copied, up to 64 of 1 to 64 bytes; NULL: \n : " * */
+    size_t                n_dry_breaker;
 } kvd_sampler_params;
 #ifdef __cplusplus
 static inline kvd_sampler_params kvd_sampler_params_init(void)
@@ -732,14 +742,22 @@ static inline kvd_sampler_params kvd_sampler_params_init(void)
     p.min_p          = 0.05f;
     p.repeat_penalty = 1.0f;
     p.penalty_last_n = 64;
+    p.typical_p      = 1.0f;
+    p.xtc_threshold  = 0.1f;
+    p.dry_base       = 1.75f;
+
+    p.dry_allowed_length = 2;
+    p.dry_penalty_last_n = -1;
     return p;
 }
 #define KVD_SAMPLER_PARAMS_INIT kvd_sampler_params_init()
 #else
-#define KVD_SAMPLER_PARAMS_INIT                                                      \
-    {                                                                                \
-        .struct_size = sizeof(kvd_sampler_params), .temperature = 0.8f, .top_k = 40, \
-        .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1.0f, .penalty_last_n = 64 \
+#define KVD_SAMPLER_PARAMS_INIT                                                               \
+    {                                                                                         \
+        .struct_size = sizeof(kvd_sampler_params), .temperature = 0.8f, .top_k = 40,          \
+        .top_p = 0.95f, .min_p = 0.05f, .repeat_penalty = 1.0f, .penalty_last_n = 64,         \
+        .typical_p = 1.0f, .xtc_threshold = 0.1f, .dry_base = 1.75f, .dry_allowed_length = 2, \
+        .dry_penalty_last_n = -1                                                              \
     }
 #endif
 
@@ -753,7 +771,7 @@ KVD_API void kvd_sampler_accept(kvd_sampler *sm, int32_t token);
  * nothing. */
 KVD_API int32_t kvd_sampler_sample(kvd_sampler *sm, const float *logits);
 /* How many of a row's largest logits decide what this sampler picks; 0: all of them, as with
- * penalties, biases, a grammar, or a top_k that is off or above 128. */
+ * penalties, biases, DRY, top_n_sigma, a grammar, or a top_k that is off or above 128. */
 KVD_API uint32_t kvd_sampler_n_best(const kvd_sampler *sm);
 /* kvd_sampler_sample() of the row-th token that wanted logits, from whichever the last evaluation
  * kept of them; KVD_E_INVAL where that is no such row or too few.  The token is the same.  With a

@@ -84,11 +84,13 @@ const srv_refused *srv_find_other(const char *name);
  * nothing; those of chats and completions; stop strings. */
 void srv_get_params(srv_fields *f, srv_request *r);
 /* What srv_get_params() reads, and srv_get_format() beside the field of a format. */
-#define SRV_PARAM_NAMES                                                                          \
-    "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",  \
-        "repetition_penalty", "repeat_penalty", "repeat_last_n", "seed", "logit_bias", "stream", \
-        "ignore_eos", "debug_cache", "cache_salt", "cache_prompt", "n_predict", "json_schema",   \
-        "guided_json", "structured_outputs"
+#define SRV_PARAM_NAMES                                                                            \
+    "model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",    \
+        "repetition_penalty", "repeat_penalty", "repeat_last_n", "seed", "logit_bias", "stream",   \
+        "ignore_eos", "debug_cache", "cache_salt", "cache_prompt", "n_predict", "json_schema",     \
+        "guided_json", "structured_outputs", "typical_p", "top_n_sigma", "xtc_probability",        \
+        "xtc_threshold", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", \
+        "dry_sequence_breakers"
 /* srv_completion.c: the field prompt: a text, tokens, or a list of them. */
 bool srv_get_prompts(srv_fields *f, srv_request *r);
 void srv_get_choices(srv_fields *f, srv_request *r);

@@ -40,9 +40,11 @@ void srv_gen_free(srv_gen *g)
     kvd_free(g);
 }
 
-static bool penalises(const kvd_sampler_params *p)
+/* Whether the sampler has a use for the prompt. */
+static bool looks_back(const kvd_sampler_params *p)
 {
-    return p->repeat_penalty != 1.0f || p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
+    return p->repeat_penalty != 1.0f || p->presence_penalty != 0.0f ||
+           p->frequency_penalty != 0.0f || p->dry_multiplier != 0.0f;
 }
 
 /* What takes reasoning and calls out of the text. */
@@ -82,7 +84,7 @@ kvd_status srv_gen_open(srv_gen *g, const kvd_model *m, uint32_t n_ctx, kvd_err 
     if (!g->token)
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory for %u tokens", in->n + g->n_max);
     memcpy(g->token, in->token, in->n * sizeof(*g->token));
-    for (uint32_t i = 0; penalises(&p) && i < in->n; i++)
+    for (uint32_t i = 0; looks_back(&p) && i < in->n; i++)
         kvd_sampler_accept(g->sampler, in->token[i]);
     return KVD_OK;
 }

@@ -104,13 +104,18 @@ static void put_defaults(const srv *s, kvd_buf *b)
 {
     const kvd_sampler_params *p = &s->p.sampling;
 
-    kvd_buf_printf(b,
-                   "{\"n_ctx\":%u,\"temperature\":%g,\"top_k\":%d,\"top_p\":%g,\"min_p\":%g,"
-                   "\"repeat_penalty\":%g,"
-                   "\"presence_penalty\":%g,\"frequency_penalty\":%g,\"repeat_last_n\":%d}",
-                   s->plan.n_ctx, (double)p->temperature, p->top_k, (double)p->top_p,
-                   (double)p->min_p, (double)p->repeat_penalty, (double)p->presence_penalty,
-                   (double)p->frequency_penalty, p->penalty_last_n);
+    kvd_buf_printf(
+        b,
+        "{\"n_ctx\":%u,\"temperature\":%g,\"top_k\":%d,\"top_p\":%g,\"min_p\":%g,\"repeat_"
+        "penalty\":%g,"
+        "\"presence_penalty\":%g,\"frequency_penalty\":%g,\"repeat_last_n\":%d,\"typical_p\":%g,"
+        "\"top_n_sigma\":%g,\"xtc_probability\":%g,\"xtc_threshold\":%g,\"dry_multiplier\":%g,"
+        "\"dry_base\":%g,\"dry_allowed_length\":%d,\"dry_penalty_last_n\":%d}",
+        s->plan.n_ctx, (double)p->temperature, p->top_k, (double)p->top_p, (double)p->min_p,
+        (double)p->repeat_penalty, (double)p->presence_penalty, (double)p->frequency_penalty,
+        p->penalty_last_n, (double)p->typical_p, (double)p->top_n_sigma, (double)p->xtc_probability,
+        (double)p->xtc_threshold, (double)p->dry_multiplier, (double)p->dry_base,
+        p->dry_allowed_length, p->dry_penalty_last_n);
 }
 
 void srv_route_props(srv *s, srv_call *c)

@@ -28,6 +28,7 @@ static void free_request(srv_request *r)
     for (uint32_t i = 0; i < r->n_stop; i++)
         kvd_free(r->stop[i]);
     kvd_free((void *)(uintptr_t)r->sampling.bias);
+    kvd_free(r->breaker);
     kvd_grammar_close(r->grammar);
     kvd_free(r->tools_json);
     kvd_buf_free(&r->again);

@@ -18,12 +18,14 @@
 
 #include "base/base.h"
 
-#define SRV_STOP_MAX    16u  /* stop strings of a request */
-#define SRV_STOP_BYTES  256u /* of one */
-#define SRV_TOP_MAX     20u  /* logprobs beside each token */
-#define SRV_BIAS_MAX    1024u
-#define SRV_CHOICE_MAX  64u          /* inputs times n */
-#define SRV_EVENT_BYTES (256u << 10) /* that wait for a reader before its choices pause */
+#define SRV_STOP_MAX      16u  /* stop strings of a request */
+#define SRV_STOP_BYTES    256u /* of one */
+#define SRV_TOP_MAX       20u  /* logprobs beside each token */
+#define SRV_BIAS_MAX      1024u
+#define SRV_BREAKER_MAX   64u /* sequence breakers of DRY, as the library has it */
+#define SRV_BREAKER_BYTES 64u
+#define SRV_CHOICE_MAX    64u          /* inputs times n */
+#define SRV_EVENT_BYTES   (256u << 10) /* that wait for a reader before its choices pause */
 
 typedef enum srv_tier { SRV_TIER_DEVICE, SRV_TIER_HOST, SRV_TIER_DISK, SRV_N_TIER } srv_tier;
 
@@ -41,11 +43,12 @@ typedef struct srv_request {
     bool       n_max_told; /* by the client, else by the server */
 
     kvd_sampler_params
-             sampling; /* bias is owned; seed is the first choice's, the next has one more */
-    char    *stop[SRV_STOP_MAX]; /* owned */
-    size_t   stop_len[SRV_STOP_MAX];
-    uint32_t n_stop;
-    bool     ignore_eos;
+                 sampling; /* bias is owned; seed is the first choice's, the next has one more */
+    const char **breaker;  /* owned; of sampling, texts included; NULL: the server's */
+    char        *stop[SRV_STOP_MAX]; /* owned */
+    size_t       stop_len[SRV_STOP_MAX];
+    uint32_t     n_stop;
+    bool         ignore_eos;
 
     kvd_grammar        *grammar; /* owned; NULL: any text */
     kvd_tool_format     tools;   /* in which calls are told apart from text; NONE: there are none */

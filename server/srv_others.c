@@ -7,8 +7,7 @@
 
 #include "srv_fields.h"
 
-#define SAMPLING  "use temperature, top_k, top_p or min_p"
-#define PENALTIES "use repeat_penalty, presence_penalty or frequency_penalty"
+#define SAMPLING "use temperature, top_k, typical_p, top_p or min_p"
 #define FORMATS                                                                        \
     "use response_format in /v1/chat/completions and /v1/completions, text.format in " \
     "/v1/responses, output_config.format in /v1/messages"
@@ -31,11 +30,6 @@ static const srv_refused others[] = {
     { "continue_final_message", "false", "only /v1/chat/completions and /v1/messages have it" },
     { "conversation", "", ALL_ITEMS },
     { "documents", "[]", "write their text into a message" },
-    { "dry_allowed_length", "*", NULL },
-    { "dry_base", "*", NULL },
-    { "dry_multiplier", "0", PENALTIES },
-    { "dry_penalty_last_n", "*", NULL },
-    { "dry_sequence_breakers", "*", NULL },
     { "dynatemp_exponent", "*", NULL },
     { "dynatemp_range", "0", "use temperature" },
     { "early_stopping", "*", NULL },
@@ -122,16 +116,12 @@ static const srv_refused others[] = {
     { "thinking", "{\"type\":\"disabled\"}", REASONING },
     { "top_logprobs", "0",
       "only /v1/chat/completions has it: use logprobs with a number in /v1/completions" },
-    { "top_n_sigma", "0 -1", SAMPLING },
     { "truncate_prompt_tokens", "",
       "prompts are never cut: cut it before, /tokenize counts its tokens" },
-    { "typical_p", "1", SAMPLING },
     { "use_beam_search", "false",
       "use temperature 0 for the likeliest tokens, or n for several answers" },
     { "verbosity", "", "say it in a message" },
     { "web_search_options", "", "use tools of the client's own (not in /v1/completions)" },
-    { "xtc_probability", "0", SAMPLING },
-    { "xtc_threshold", "*", NULL },
 };
 
 static int by_name(const void *name, const void *row)

@@ -18,6 +18,10 @@ static void get_sampling(srv_fields *f, kvd_sampler_params *p)
     srv_get_float(f, o, "temperature", 0.0, 100.0, &p->temperature);
     srv_get_float(f, o, "top_p", 0.0, 1.0, &p->top_p);
     srv_get_float(f, o, "min_p", 0.0, 1.0, &p->min_p);
+    srv_get_float(f, o, "typical_p", 0.0, 1.0, &p->typical_p);
+    srv_get_float(f, o, "top_n_sigma", -1.0, 1000.0, &p->top_n_sigma);
+    srv_get_float(f, o, "xtc_probability", 0.0, 1.0, &p->xtc_probability);
+    srv_get_float(f, o, "xtc_threshold", 0.0, 1.0, &p->xtc_threshold);
     srv_get_float(f, o, "presence_penalty", -2.0, 2.0, &p->presence_penalty);
     srv_get_float(f, o, "frequency_penalty", -2.0, 2.0, &p->frequency_penalty);
     srv_get_float(f, o, "repetition_penalty", 0.01, 100.0, &p->repeat_penalty);
@@ -28,6 +32,65 @@ static void get_sampling(srv_fields *f, kvd_sampler_params *p)
     p->top_k          = (int32_t)top_k;
     p->penalty_last_n = (int32_t)last;
     p->seed           = seed == -1 ? kvd_now_ns() : (uint64_t)seed; /* -1 says nothing */
+}
+
+/* Appends a text at *at, zero-terminated. */
+static bool get_breaker(srv_fields *f, const json_t *v, char **at, const char **out)
+{
+    const size_t len = json_string_length(v);
+
+    if (!json_is_string(v) || len == 0 || len > SRV_BREAKER_BYTES ||
+        strlen(json_string_value(v)) != len)
+        return srv_fields_bad(f, "dry_sequence_breakers", "expected strings of 1 to %u bytes",
+                              SRV_BREAKER_BYTES);
+    memcpy(*at, json_string_value(v), len + 1);
+    *out = *at;
+    *at += len + 1;
+    return true;
+}
+
+/* The list and its texts are one allocation, the request's. */
+static void get_breakers(srv_fields *f, srv_request *r)
+{
+    const json_t *o = srv_get(f->root, "dry_sequence_breakers"), *v;
+    const size_t  n = json_array_size(o);
+    char         *at;
+    size_t        i;
+
+    if (!o)
+        return;
+    if (!json_is_array(o) || n > SRV_BREAKER_MAX) {
+        srv_fields_bad(f, "dry_sequence_breakers", "expected a list of at most %u texts",
+                       SRV_BREAKER_MAX);
+        return;
+    }
+    r->breaker = kvd_malloc(n * (sizeof(*r->breaker) + SRV_BREAKER_BYTES + 1) + 1);
+    if (!r->breaker) {
+        srv_fields_full(f, "no memory for the sequence breakers");
+        return;
+    }
+    at = (char *)(r->breaker + n);
+    json_array_foreach(o, i, v)
+    {
+        if (!get_breaker(f, v, &at, &r->breaker[i]))
+            return;
+    }
+    r->sampling.dry_breaker   = r->breaker;
+    r->sampling.n_dry_breaker = n;
+}
+
+static void get_dry(srv_fields *f, srv_request *r)
+{
+    kvd_sampler_params *p       = &r->sampling;
+    int64_t             allowed = p->dry_allowed_length, last = p->dry_penalty_last_n;
+
+    srv_get_float(f, f->root, "dry_multiplier", 0.0, 1000.0, &p->dry_multiplier);
+    srv_get_float(f, f->root, "dry_base", 1.0, 1000.0, &p->dry_base);
+    srv_get_int(f, f->root, "dry_allowed_length", 0, INT32_MAX, &allowed);
+    srv_get_int(f, f->root, "dry_penalty_last_n", -1, INT32_MAX, &last);
+    p->dry_allowed_length = (int32_t)allowed;
+    p->dry_penalty_last_n = (int32_t)last;
+    get_breakers(f, r);
 }
 
 /* Gives the bias v to n tokens; `what` names them in an error. */
@@ -227,6 +290,7 @@ void srv_get_params(srv_fields *f, srv_request *r)
         srv_fields_bad(f, "model", "expected a string, any one: the server has one model");
     r->sampling = f->s->p.sampling;
     get_sampling(f, &r->sampling);
+    get_dry(f, r);
     get_bias(f, &r->sampling);
     get_cache(f, r);
     r->n     = 1;

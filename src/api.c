@@ -684,7 +684,7 @@ kvd_status kvd_sampler_open(kvd_sampler **out, const kvd_model *m, const kvd_sam
 
     *out = NULL;
     KVD_TRY(take_struct(&q, sizeof(q), p, "kvd_sampler_params", err));
-    return engine_sampler_open(out, model_get_hparams(m->net)->n_vocab, &q, err);
+    return engine_sampler_open(out, model_get_hparams(m->net)->n_vocab, m->tok, &q, err);
 }
 
 void kvd_sampler_close(kvd_sampler *sm)

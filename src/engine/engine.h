@@ -369,8 +369,9 @@ uint32_t engine_profile_records(const engine_profile *p, uint32_t size);
 
 /* ---- sampler (engine_sampler.c) --------------------------------------------------- */
 
-kvd_status engine_sampler_open(kvd_sampler **out, uint32_t n_vocab, const kvd_sampler_params *p,
-                               kvd_err *err);
+/* Borrows t where p has DRY; NULL: no token breaks a sequence. */
+kvd_status engine_sampler_open(kvd_sampler **out, uint32_t n_vocab, const tok *t,
+                               const kvd_sampler_params *p, kvd_err *err);
 void       engine_sampler_close(kvd_sampler *sm);
 void       engine_sampler_accept(kvd_sampler *sm, int32_t token);
 /* With a grammar it may fail: then nothing was accepted.  sample: -1 then. */
@@ -384,5 +385,16 @@ kvd_status engine_sampler_set_grammar(kvd_sampler *sm, gram *g, kvd_err *err);
 kvd_status engine_sampler_force(kvd_sampler *sm, int32_t token, kvd_err *err);
 bool       engine_sampler_may_end(const kvd_sampler *sm);
 gram_at   *engine_sampler_at(kvd_sampler *sm); /* where it is in its grammar */
+
+/* ---- DRY (engine_dry.c) ------------------------------------------------------------- */
+
+typedef struct engine_dry engine_dry;
+
+/* Looks back at n_max tokens at most.  Borrows t; NULL: no token has a text. */
+kvd_status engine_dry_open(engine_dry **out, uint32_t n_vocab, const tok *t,
+                           const kvd_sampler_params *p, uint32_t n_max, kvd_err *err);
+void       engine_dry_close(engine_dry *d); /* NULL is a no-op */
+void       engine_dry_accept(engine_dry *d, int32_t token);
+void       engine_dry_apply(engine_dry *d, float *logit); /* [n_vocab] */
 
 #endif

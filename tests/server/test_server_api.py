@@ -287,6 +287,43 @@ def test_penalties_and_bias():
         assert len(set(varied)) > 1
 
 
+def test_samplers_of_peers():
+    """llama.cpp's fields reach the sampler on every route, and the options are their defaults."""
+    bias = {str(ord(c)): 100 - 10 * i for i, c in enumerate("abcd")}
+    with Server() as s:
+        body = {"prompt": "hello", "max_tokens": 24, "temperature": 50, "top_k": 4, "top_p": 1,
+                "min_p": 0, "logit_bias": bias, "seed": 3}
+
+        def text(**more):
+            return s.post(COMPLETION, {**body, **more})["choices"][0]["text"]
+        assert len(set(text())) > 2, text()
+        assert set(text(top_n_sigma=1e-4)) == {"a"}
+        assert set(text(typical_p=1e-6)) == {"a"}
+        # probabilities of about 1 and e^-10: at least the second is above the threshold
+        assert not set(text(xtc_probability=1, xtc_threshold=1e-7)) & {"a"}
+        assert "a" in text(xtc_probability=1, xtc_threshold=0.6)
+        dry = {"temperature": 0, "dry_multiplier": 100, "dry_allowed_length": 1}
+        assert set(text(temperature=0)) == {"a"}
+        # a pair that was there does not come again, unless "a" breaks every sequence
+        said = text(**dry, dry_sequence_breakers=[])
+        assert len(set(said)) > 1 and "aaa" not in said, said
+        assert set(text(**dry, dry_sequence_breakers=["a"])) == {"a"}
+        assert set(text(**dry, dry_penalty_last_n=0)) == {"a"}
+        same = {k: body[k] for k in ("temperature", "top_k", "top_p", "min_p", "logit_bias")}
+        for path, ask in ((CHAT, {"messages": HELLO, "max_tokens": 9}),
+                          ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
+                          ("/v1/responses", {"input": "x", "max_output_tokens": 9})):
+            for more in {"typical_p": 1e-6}, {"top_n_sigma": 1e-4}:
+                assert '"aaaaaaaaa"' in json.dumps(s.post(path, {**ask, **same, **more})), path
+    with Server("--top-nsigma", "0.0001") as s:
+        got = s.post(COMPLETION, body)["choices"][0]["text"]
+        assert set(got) == {"a"}, got
+    with Server("--dry-multiplier", "100", "--dry-allowed-length", "1",
+                "--dry-sequence-breaker", "none") as s:
+        got = s.post(COMPLETION, {**body, "temperature": 0})["choices"][0]["text"]
+        assert "aaa" not in got, got
+
+
 WRONG = [  # field, value
     ("max_tokens", -2), ("max_tokens", "many"), ("max_tokens", 1.5), ("temperature", -0.1),
     ("temperature", "hot"), ("temperature", 1e9), ("top_p", 1.1), ("top_p", -1), ("min_p", 2),
@@ -296,7 +333,11 @@ WRONG = [  # field, value
     ("logit_bias", {"1": 101}), ("logit_bias", {"264": 1}), ("logit_bias", {"-1": 1}),
     ("logit_bias", {str(i % 264) + "": 1 for i in range(264)} | {"999999": 1}),
     ("model", 3), ("cache_salt", ""), ("cache_salt", 5), ("cache_salt", "x" * 257),
-    ("stream_options", 1),
+    ("stream_options", 1), ("typical_p", 1.5), ("top_n_sigma", -2), ("xtc_probability", 2),
+    ("xtc_threshold", "x"), ("dry_multiplier", -1), ("dry_base", 0.5), ("dry_allowed_length", -1),
+    ("dry_penalty_last_n", -2), ("dry_sequence_breakers", "x"), ("dry_sequence_breakers", [""]),
+    ("dry_sequence_breakers", [1]), ("dry_sequence_breakers", ["x" * 65]),
+    ("dry_sequence_breakers", ["x"] * 65),
 ]
 
 

@@ -27,6 +27,8 @@ FIELDS = ("prompt messages max_tokens max_completion_tokens temperature top_p to
           "debug_cache cache_salt best_of suffix tools tool_choice parallel_tool_calls tool_calls "
           "response_format content tokens system stop_sequences output_config "
           "input instructions text max_output_tokens n_predict json_schema guided_json grammar "
+          "typical_p top_n_sigma xtc_probability xtc_threshold dry_multiplier dry_base "
+          "dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
           "add_special with_pieces add_generation_prompt chat_template_kwargs model user "
           "unknown_one").split()
 STATUS = {200, 204, 400, 401, 403, 404, 405, 411, 413, 414, 417, 429, 431, 501, 505}

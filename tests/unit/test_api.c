@@ -346,6 +346,44 @@ static void test_sampler_extremes(void **state)
     kvd_model_close(m);
 }
 
+/* DRY on "yabzqyabz": q followed "yabz".  A breaker in the text leaves only what is behind it. */
+static void test_sequence_breakers(void **state)
+{
+    static const char *const list[] = { ":", "ab" }; /* two tokens make one */
+    const char               text[] = "yabzqyabz";
+    kvd_model               *m      = open_tiny();
+
+    (void)state;
+    for (size_t n = 0; n < 4; n++) { /* 3: the usual ones */
+        kvd_sampler_params p               = KVD_SAMPLER_PARAMS_INIT;
+        float              logits[N_VOCAB] = { 0 };
+        kvd_sampler       *sm;
+        int32_t            id[64];
+        size_t             n_id;
+
+        p.temperature    = 0.0f;
+        p.dry_multiplier = 10.0f;
+        p.dry_breaker    = n == 3 ? NULL : list;
+        p.n_dry_breaker  = n;
+        assert_int_equal(kvd_tokenize(m, "q", 1, NULL, 0, false, id, 64, &n_id, &err), KVD_OK);
+        assert_int_equal(n_id, 1);
+        logits[id[0]]     = 5.0f;
+        const int32_t q   = id[0];
+        const size_t  len = strlen(text);
+        assert_int_equal(kvd_sampler_open(&sm, m, &p, &err), KVD_OK);
+        assert_int_equal(kvd_tokenize(m, text, len, NULL, 0, false, id, 64, &n_id, &err), KVD_OK);
+        assert_int_equal(n_id, len);
+        for (size_t i = 0; i < n_id; i++)
+            kvd_sampler_accept(sm, id[i]);
+        if (n == 2)
+            assert_int_equal(kvd_sampler_sample(sm, logits), q);
+        else
+            assert_int_not_equal(kvd_sampler_sample(sm, logits), q);
+        kvd_sampler_close(sm);
+    }
+    kvd_model_close(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -353,7 +391,7 @@ int main(void)
         cmocka_unit_test(test_odd_sessions),         cmocka_unit_test(test_two_sessions),
         cmocka_unit_test(test_out_structs),          cmocka_unit_test(test_short_out_struct),
         cmocka_unit_test(test_messages_name_fields), cmocka_unit_test(test_text),
-        cmocka_unit_test(test_sampler_extremes),
+        cmocka_unit_test(test_sampler_extremes),     cmocka_unit_test(test_sequence_breakers),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
