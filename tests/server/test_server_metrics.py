@@ -71,7 +71,7 @@ def test_linter_refuses():
 
 def test_names_are_escaped():
     with Server("--alias", 'a "b" \\c') as s:
-        assert any('model=a "b" \\c' in n for n in scrape(s))
+        assert any('model=a-"b"-\\c' in n for n in scrape(s))
 
 
 def test_counts_move():
