@@ -20,6 +20,19 @@ static bool known_role(const char *role)
     return false;
 }
 
+/* The member that holds a part's text: a refusal, which an assistant's turn may be, has its own.
+ * NULL: it is no part of text. */
+static const char *text_member(const json_t *part, const char *kind)
+{
+    const json_t *type = srv_get(part, "type");
+
+    if (!json_is_string(type))
+        return NULL;
+    if (strcmp(json_string_value(type), "refusal") == 0)
+        return "refusal";
+    return strcmp(json_string_value(type), kind) == 0 ? "text" : NULL;
+}
+
 /* Templates of text models expect one string. */
 json_t *srv_join_parts(srv_fields *f, const json_t *parts, const char *where, const char *kind)
 {
@@ -29,14 +42,15 @@ json_t *srv_join_parts(srv_fields *f, const json_t *parts, const char *where, co
 
     json_array_foreach(parts, i, part)
     {
-        const json_t *type = srv_get(part, "type"), *text = srv_get(part, "text");
+        const char   *member = text_member(part, kind);
+        const json_t *text   = member ? srv_get(part, member) : NULL;
 
-        if (!json_is_string(type) || strcmp(json_string_value(type), kind) != 0) {
-            srv_fields_word(f, srv_at("%s[%zu].type", where, i).s, type, kind);
+        if (!member) {
+            srv_fields_word(f, srv_at("%s[%zu].type", where, i).s, srv_get(part, "type"), kind);
             break;
         }
         if (!json_is_string(text)) {
-            srv_fields_bad(f, srv_at("%s[%zu].text", where, i).s, "expected a string");
+            srv_fields_bad(f, srv_at("%s[%zu].%s", where, i, member).s, "expected a string");
             break;
         }
         if (i > 0)
@@ -65,6 +79,9 @@ static bool normalise_content(srv_fields *f, json_t *m, const char *role, const 
     }
     if (v && !json_is_null(v))
         return srv_fields_bad(f, at.s, "expected a string or a list of parts");
+    if (strcmp(role, "assistant") == 0 && json_is_string(srv_get(m, "refusal")))
+        return json_object_set(m, "content", json_object_get(m, "refusal")) == 0 ||
+               srv_fields_full(f, "no memory for its content");
     if (strcmp(role, "assistant") != 0 || !srv_get(m, "tool_calls"))
         return srv_fields_bad(f, at.s, "is missing: expected a string or a list of parts");
     return json_object_set_new(m, "content", json_string("")) == 0 ||

@@ -145,6 +145,25 @@ def test_template_defaults():
                 assert got["prompt"] == f"{word == 'off'} True xhello", got
 
 
+def test_refusals_in_history():
+    """A turn that was refused comes back as clients keep it: by its member, or as a part."""
+    with Server() as s:
+        def rendered(turn):
+            turns = [{"role": "user", "content": "x"}, {"role": "assistant", **turn},
+                     {"role": "user", "content": "y"}]
+            return s.post("/apply-template", {"messages": turns})["prompt"]
+
+        said = rendered({"content": "no"})
+        assert "no" in said
+        assert rendered({"content": None, "refusal": "no"}) == said
+        assert rendered({"content": [{"type": "refusal", "refusal": "no"}]}) == said
+        s.error("/apply-template", {"messages": [{"role": "user", "content": None,
+                                                  "refusal": "no"}]}, "messages[0].content")
+        parts = [{"type": "refusal", "text": "no"}]
+        s.error("/apply-template", {"messages": [{"role": "assistant", "content": parts}]},
+                "messages[0].content[0].refusal")
+
+
 def test_special():
     for allowed in (False, True):
         with Server(*(["--parse-special"] if allowed else [])) as s:
