@@ -190,11 +190,12 @@ typedef struct cli_plan_use { /* what --plan gave; zeros without it */
 kvd_status cli_plan_apply(cli_plan_use *out, kvd_attention_params *a, kvd_session_params *p,
                           const kvd_model *m, const kvd_opts *o, kvd_err *err);
 void       cli_plan_release(cli_plan_use *plan);
-/* A session as cli_session_params() and --plan have it; plan NULL: not wanted. */
 /* Opens a session.  Where another process has the prefix cache's directory it says which one, and
- * goes on without (p->cache_dir becomes NULL), unless the directory is needed as a tier. */
-kvd_status cli_session_or_uncached(kvd_session **out, kvd_model *m, kvd_session_params *p,
-                                   const kvd_opts *o, kvd_err *err);
+ * goes on without (p->cache_dir becomes NULL, and *plan is filled anew), unless the directory is
+ * needed as a tier.  plan NULL: not wanted. */
+kvd_status cli_session_or_uncached(kvd_session **out, kvd_plan *plan, kvd_model *m,
+                                   kvd_session_params *p, const kvd_opts *o, kvd_err *err);
+/* A session as cli_session_params() and --plan have it; plan NULL: not wanted. */
 kvd_status cli_session_open(kvd_session **out, kvd_plan *plan, kvd_model *m, kvd_session_params *p,
                             kvd_attention_params *a, const kvd_opts *o, kvd_err *err);
 /* The same; a directory that another process has is an error: a server keeps it for long. */

@@ -235,7 +235,7 @@ static kvd_status sanity_score(bench *b, kvd_err *err)
     p.attention             = NULL;
     p.trace_path            = NULL;
     if (st == KVD_OK)
-        st = cli_session_or_uncached(&s, b->m, &p, b->o, err);
+        st = cli_session_or_uncached(&s, NULL, b->m, &p, b->o, err);
     memset(want, 1, sizeof(want));
     x.n_token     = (uint32_t)t.n;
     x.token       = t.data;

@@ -228,7 +228,7 @@ static kvd_status open_session(job *j, kvd_err *err)
                         j->length, p.n_ctx);
     KVD_TRY(eval_configs_widest(&j->configs, j->m, p, &widest, err));
     p.attention = &widest;
-    return cli_session_or_uncached(&j->s, j->m, &p, j->o, err);
+    return cli_session_or_uncached(&j->s, NULL, j->m, &p, j->o, err);
 }
 
 static kvd_status open_csv(job *j, kvd_err *err)

@@ -190,7 +190,7 @@ static kvd_status prepare(run *r, kvd_err *err)
         return kvd_fail(err, KVD_E_NOMEM, 0, "no memory");
     if (path && !(r->out = fopen(path, "wb")))
         return kvd_fail(err, KVD_E_IO, errno, "%s", path);
-    KVD_TRY(cli_session_or_uncached(&r->s, r->m, &p, r->o, err));
+    KVD_TRY(cli_session_or_uncached(&r->s, NULL, r->m, &p, r->o, err));
     return kvd_session_plan(r->m, &p, &r->plan, err);
 }
 

@@ -144,8 +144,8 @@ void cli_plan_release(cli_plan_use *plan)
     plan->records = NULL;
 }
 
-kvd_status cli_session_or_uncached(kvd_session **out, kvd_model *m, kvd_session_params *p,
-                                   const kvd_opts *o, kvd_err *err)
+kvd_status cli_session_or_uncached(kvd_session **out, kvd_plan *plan, kvd_model *m,
+                                   kvd_session_params *p, const kvd_opts *o, kvd_err *err)
 {
     const kvd_status   st       = kvd_session_open(out, m, p, err);
     kvd_session_params uncached = *p;
@@ -153,6 +153,8 @@ kvd_status cli_session_or_uncached(kvd_session **out, kvd_model *m, kvd_session_
     const char *const  dir      = p->cache_dir;
 
     uncached.cache_dir = NULL;
+    if (st == KVD_E_BUSY && dir && plan && kvd_session_plan(m, &uncached, plan, &why) != KVD_OK)
+        return cli_of_option(st, o, "cache-dir", err);
     if (st != KVD_E_BUSY || !dir || kvd_session_open(out, m, &uncached, &why) != KVD_OK)
         return cli_of_option(st, o, "cache-dir", err);
     fprintf(stderr, "kvdrive: %s: going on without the prefix cache\n", err->msg);
@@ -167,11 +169,11 @@ static kvd_status open_with_plan(kvd_session **out, kvd_plan *plan, kvd_model *m
     cli_plan_use use;
     kvd_status   st = cli_plan_apply(&use, a, p, m, o, err);
 
-    if (st == KVD_OK) /* before the plan, which is another one without a cache */
-        st = uncached ? cli_session_or_uncached(out, m, p, o, err)
-                      : cli_of_option(kvd_session_open(out, m, p, err), o, "cache-dir", err);
-    if (st == KVD_OK && plan)
+    if (st == KVD_OK && plan) /* while the memory is free */
         st = kvd_session_plan(m, p, plan, err);
+    if (st == KVD_OK)
+        st = uncached ? cli_session_or_uncached(out, plan, m, p, o, err)
+                      : cli_of_option(kvd_session_open(out, m, p, err), o, "cache-dir", err);
     a->caps         = NULL;
     p->host_records = NULL;
     cli_plan_release(&use);

@@ -390,7 +390,8 @@ typedef struct kvd_session_params {
     uint32_t        n_host_records; /* layers times KV heads */
     kvd_lookup      lookup;
     /* Most sequences parked by kvd_seq_move(); kvd_plan.n_parked says how many places there are:
-     * not more than kv_tokens has blocks of 256, and none where kv_spills. */
+     * not more than kv_tokens has blocks of 256, and none where kv_spills or the device has memory
+     * of its own. */
     uint32_t  n_parked;
     kvd_tiers tiers;
 } kvd_session_params;

@@ -17,7 +17,7 @@ SEED = int(os.environ.get("KVD_FUZZ_SEED", str(time.time_ns() % 1000000)))
 ASK = {"prompt": "as before", "max_tokens": 12, "logit_bias": {"261": -100}}
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens",
          "/v1/responses", "/tokenize", "/detokenize", "/apply-template", "/completions",
-         "/chat/completions", "/responses")
+         "/chat/completions", "/responses", "/v1/responses/input_tokens", "/completion")
 ROUTES = re.findall(r'\{ "([A-Z]+)", "([^"]+)",',
                     (HERE.parent.parent / "server" / "srv_routes.c").read_text())
 GETS = tuple(path for method, path in ROUTES if method == "GET") + ("/v1/models/x", "/nothing")
