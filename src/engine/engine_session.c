@@ -163,8 +163,7 @@ static kv_params kv_params_of(const kvd_model *m, const session_shape *sh)
         .lazy        = p->resume == KVD_RESUME_SPARSE,
         .tiered      = p->tiers == KVD_TIERS_ALWAYS,
         .disk_lag    = p->disk_lag,
-        /* on an H200 a sequence that came back from its place gave other logits (test_tiers) */
-        .n_parked = m->be->unified ? p->n_parked : 0,
+        .n_parked    = p->n_parked,
     };
 }
 
