@@ -25,13 +25,16 @@
 #include <stdint.h>
 
 #ifdef __cplusplus
-/* Zeros and the size, for the KVD_*_INIT initialisers: C++ has designated ones from C++20 on. */
+/* Zeros and the size, for the KVD_*_INIT initialisers: C++ has designated ones from C++20 on.  The
+ * header may be included where linkage is C's. */
+extern "C++" {
 template <class T> inline T kvd_sized()
 {
     T x = T();
 
     x.struct_size = sizeof(T);
     return x;
+}
 }
 extern "C" {
 #endif

@@ -187,8 +187,8 @@ static void no_memory(void **state)
     static const char *const schema[] = {
         "{\"enum\":[0.5,{\"a\":18446744073709551616}],\"minimum\":0.25}",
         "{\"type\":\"number\",\"multipleOf\":0.5,\"maximum\":1e20}",
-        "{\"propertyNames\":{\"pattern\":\"^a{0,9}$\"},\"properties\":{\"aa\":{}},"
-        "\"additionalProperties\":true}",
+        ("{\"propertyNames\":{\"pattern\":\"^a{0,9}$\"},\"properties\":{\"aa\":{}},"
+         "\"additionalProperties\":true}"),
         "{\"propertyNames\":{\"enum\":[\"a\",\"b\"]},\"items\":[{}]}"
     };
 
