@@ -318,7 +318,7 @@ static kvd_status attention_params(kvd_attention_params *a, const kvd_opts *o, k
 static void policy_params(kvd_session_params *p, const kvd_opts *o)
 {
     p->kv_record =
-        (kvd_kv_record)given_choice(o, "kv-record", "same|int8|int4|values", (int)p->kv_record);
+        (kvd_kv_record)given_choice(o, "kv-record", KVD_KV_RECORD_NAMES, (int)p->kv_record);
     p->lookup = (kvd_lookup)given_choice(o, "lookup", KVD_LOOKUP_NAMES, (int)p->lookup);
     p->tiers  = (kvd_tiers)given_choice(o, "kv-tiers", KVD_TIERS_NAMES, (int)p->tiers);
     if (kvd_opts_given(o, "chunk"))
@@ -357,7 +357,7 @@ kvd_status cli_session_params(kvd_session_params *p, kvd_attention_params *a, co
     if (o->command != CMD_BENCH) {
         p->cache_min_free = kvd_opts_size(o, "kv-disk-free");
         p->disk_lag       = (uint32_t)kvd_opts_int(o, "disk-lag");
-        p->resume         = (kvd_resume)choice("exact|sparse", kvd_opts_text(o, "resume"));
+        p->resume         = (kvd_resume)choice(KVD_RESUME_NAMES, kvd_opts_text(o, "resume"));
     }
     policy_params(p, o);
     return attention_params(a, o, err);

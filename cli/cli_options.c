@@ -136,7 +136,7 @@ const kvd_opt cli_options[] = {
       "fits" },
     { "kv-host", "", KVD_OPT_SIZE, "SIZE", "0", NOLIM, EVAL,
       "memory of the host tier; 0: what the context takes" },
-    { "kv-record", "", KVD_OPT_CHOICE, "same|int8|int4|values", "same", NOLIM, EVAL,
+    { "kv-record", "", KVD_OPT_CHOICE, KVD_KV_RECORD_NAMES, "same", NOLIM, EVAL,
       "K and V below the device and in --cache-dir: as on it, in 8 or 4 bits, or V alone, K being "
       "what an index that keeps keys (quant-k, cascade) says" },
     { "cache-dir", "", KVD_OPT_TEXT, "DIR", NULL, NOLIM, STORE,
@@ -149,7 +149,7 @@ const kvd_opt cli_options[] = {
     { "disk-lag", "", KVD_OPT_INT, "N", "1", 1, 64, EVAL & ~(uint32_t)CMD_BENCH,
       "steps after which a record from disk that its step does not wait for is attended at the "
       "latest; with more than 1 the text depends on the disk's speed" },
-    { "resume", "", KVD_OPT_CHOICE, "exact|sparse", "exact", NOLIM,
+    { "resume", "", KVD_OPT_CHOICE, KVD_RESUME_NAMES, "exact", NOLIM,
       EVAL & ~(uint32_t)(CMD_BENCH | CMD_SERVE),
       "how a prompt goes on behind a prefix that --cache-dir knows: exact reads all of it; sparse "
       "takes up to 256 tokens as steps that read what they select" },

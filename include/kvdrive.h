@@ -252,6 +252,7 @@ typedef enum kvd_kv_record { /* records below the device, and in the prefix cach
                                                      of it there ("quant-k", "cascade") and never
                                                      moves: half of the bytes */
 } kvd_kv_record;
+#define KVD_KV_RECORD_NAMES "same|int8|int4|values" /* in that order, as options spell them */
 
 typedef enum kvd_attention {
     KVD_ATTENTION_AUTO,  /* DENSE for prompts below dense_below tokens, else SPARSE */
@@ -288,6 +289,7 @@ typedef enum kvd_resume {                   /* what follows a prefix that the ca
                                                one: only the index is read at once, records as they
                                                are selected.  Then nothing is kept resident */
 } kvd_resume;
+#define KVD_RESUME_NAMES "exact|sparse" /* in that order, as options spell them */
 
 /* How the work of sparse steps is ordered where the device works beside the host (CUDA).  It moves
  * bytes; text depends on it only as on a batch's composition, so not at all with `deterministic`.

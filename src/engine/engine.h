@@ -259,12 +259,8 @@ void       engine_schedule_stats(const kvd_session *s, kvd_stats *out);
 kvd_status engine_fingerprint(const kvd_model *m, const kv_params *p, uint8_t out[32],
                               kvd_err *err);
 /* engine_measure.c: the setting; marks around stages, without it no-ops; the step's end. */
-kvd_status         engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *err);
-void               engine_measure_close(kvd_session *s);
-static inline bool engine_measures_stages(const kvd_session *s)
-{
-    return s->measure.at.ptr != NULL;
-}
+kvd_status engine_measure(kvd_session *s, const kvd_measure_params *p, kvd_err *err);
+void       engine_measure_close(kvd_session *s);
 kvd_status engine_mark_begin(kvd_session *s, kvd_err *err);
 kvd_status engine_mark(kvd_session *s, uint32_t layer, kvd_stage stage, kvd_err *err);
 kvd_status engine_mark_end(kvd_session *s, kvd_err *err);
